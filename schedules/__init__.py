@@ -1,4 +1,4 @@
-"""How each operator runs on each instruction set."""
+"""Schedules: how each operator runs on each instruction set."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def schedule(
     Parameters
     ----------
     func : tirx.PrimFunc
-        From ``topi_binary.definitions``, with its spec as the attribute ``bnncc.spec``.
+        From ``topi_binary.definitions``; its spec is the attribute ``bnncc.spec``.
     threads : int, default 1
-        How many threads the kernel may use. Only kernels long enough to gain from it do.
+        Threads that the kernel may use. Short kernels run on one thread.
     point : mapping of str to int, optional
-        Values for choices of `space_of`; the rule's own for those left out.
+        A point of `space_of`; choices that it omits take the rule's default.
 
     Returns
     -------
     tirx.PrimFunc
-        Same name and parameters.
+        The scheduled function, with the same name and parameters.
 
     Raises
     ------
@@ -62,17 +62,17 @@ def schedule(
 
 
 def space_of(spec: Spec, target: TargetSpec, threads: int = 1) -> Space:
-    """Return what can be chosen for the kernel of `spec`: what autotuning searches.
+    """Return the search space of the kernel of `spec`, for autotuning.
 
     Parameters
     ----------
     threads : int, default 1
-        How many threads the kernel may use.
+        Threads that the kernel may use.
 
     Returns
     -------
     Space
-        Its default is what `schedule` takes by itself.
+        Its default is the point that `schedule` uses.
     """
     own = row(spec)
     made: Space
@@ -86,16 +86,16 @@ def space_of(spec: Spec, target: TargetSpec, threads: int = 1) -> Space:
 
 
 def writes_nchw(spec: Spec, target: TargetSpec) -> bool:
-    """Return whether the kernel of `spec` should write results in NCHW where they are wanted so.
+    """Return whether the kernel of `spec` should write NCHW results itself, where they are needed.
 
-    A kernel of its own transposes them elsewhere. The steps of `spec` do not matter.
+    Otherwise a separate kernel transposes them. The steps of `spec` do not matter.
     """
     own = row(spec).nchw if target.kind == "llvm" else ""
     return bool(own and function(own)(spec, target))
 
 
 def dot_product_missing(operands: str, target: TargetSpec) -> str:
-    """Return the feature that `target` lacks to multiply several `operands` at once, if any."""
+    """Return the feature that `target` lacks for instructions on several `operands`, or ""."""
     from bnncc.schedules import float_layers
 
     lacking = float_layers.packed(operands, target) == 1
@@ -103,7 +103,7 @@ def dot_product_missing(operands: str, target: TargetSpec) -> str:
 
 
 def with_packed_operands(spec: Conv2d, target: TargetSpec | None) -> Conv2d:
-    """Return `spec` with as many operands in a word as `target` multiplies at once.
+    """Return `spec` with as many operands per word as an instruction of `target` multiplies.
 
     Like `with_weight_order`, for convolutions whose operands are not float32.
     """
@@ -114,7 +114,7 @@ def with_packed_operands(spec: Conv2d, target: TargetSpec | None) -> Conv2d:
 
 
 def with_three_terms(spec: Conv2d, target: TargetSpec | None) -> Conv2d:
-    """Return `spec` with operands of three terms of bfloat16, where that is faster."""
+    """Return `spec` with bfloat16 operands in three terms, if that is faster."""
     from bnncc.schedules import tile_choice
 
     made = replace(spec, operands="bfloat16x3", packed=2)
@@ -122,7 +122,7 @@ def with_three_terms(spec: Conv2d, target: TargetSpec | None) -> Conv2d:
 
 
 def with_half_operands(spec: Conv2d, target: TargetSpec) -> Conv2d:
-    """Return a convolution of float16 data with operands of that type, where that is faster."""
+    """Return a convolution of float16 data with float16 operands, if that is faster."""
     from bnncc.schedules.cuda import float_tiles
 
     half = with_packed_operands(replace(spec, operands="float16"), target)

@@ -1,9 +1,9 @@
-"""Convolution and dense layers of bfloat16: words of two channels, multiplied at once.
+"""Schedule of convolutions and dense layers in bfloat16: words of two channels.
 
-The data become bfloat16 as a whole, rounded to nearest: two neighbouring channels of a pixel are a
-word, which meets a vector of weight words of `LANES` output channels. Sums of a tile of columns and
-vectors stay in registers over the whole reduction, as in `float_conv2d`. Where the machine has no
-instruction for it, words are single float32 numbers of the same values.
+First all data are rounded to bfloat16 (to nearest); two adjacent channels of a pixel form a word,
+which is multiplied by a vector of weight words of `LANES` output channels. Sums of a tile of
+columns and vectors stay in registers over the whole reduction, as in `float_conv2d`. Without a
+bfloat16 instruction, words are single float32 numbers with the same values.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import Conv2d
 
 PAIRS = {1: MULTIPLY_ADD, 2: DOT_ADD_BFLOAT16}
-"""What a product is, by how many operands share a word."""
+"""Multiply-add instruction, by the number of operands per word."""
 
 MAX_TILE = 24
-"""Accumulators beyond this many hide no more latency and only lengthen the code."""
+"""Maximum number of accumulators; more hide no more latency and only lengthen the code."""
 
 MAX_VECTORS = 7
-"""Vectors of output channels that share a datum."""
+"""Maximum number of channel vectors that share a data word."""
 
 SHARED = ("operand",)
-"""Blocks whose tensors several nests of loops have in common."""
+"""Blocks whose tensors several loop nests share."""
 
 
 def space(spec: Conv2d, target: TargetSpec, threads: int) -> Space:
-    """Return what can be chosen for a layer of bfloat16."""
+    """Return the search space of a bfloat16 layer."""
     if tile_choice.pays(spec, target):
         return byte_products.space(spec, target, threads)
     return channel_tiles.space(spec, target, threads, MAX_VECTORS, choose(spec, target))
@@ -69,17 +69,17 @@ def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
 def apply(
     func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc:
-    """Schedule a layer of bfloat16 as `point` says."""
+    """Schedule a bfloat16 layer."""
     if tile_choice.pays(spec, target):
         return byte_products.apply(func, spec, target, point)
     flat, divided, vectors = flattened(spec), 3 * point.get("divide", 0), point["vectors"]
     operand, rule = _operand(func, flat, bool(divided)), partial(_tiles, flat, target, point)
     sums = channel_tiles.ranged(func, flat, target, point, rule, vectors, divided)
-    return ranges.followed([operand, sums])  # threads wait in between
+    return ranges.followed([operand, sums])  # with a barrier between them
 
 
 def _operand(func: tirx.PrimFunc, spec: Conv2d, divided: bool) -> tirx.PrimFunc:
-    """Schedule the rounding of data."""
+    """Schedule the rounding of the data."""
     sch = s_tir.Schedule(ranges.part(func, {"operand": {}}, SHARED))
     n, y, x, c = sch.get_loops("operand")
     depth = quantization.words_of_pixel(spec) * spec.packed
@@ -100,14 +100,14 @@ def _tiles(
     spec: Conv2d, target: TargetSpec, point: Point, func: tirx.PrimFunc, group: Group,
     segment: Segment, rows: int,
 ) -> tirx.PrimFunc:  # fmt: skip
-    """Schedule a range of columns and vectors of channels."""
+    """Schedule a range of columns and channel vectors."""
     # 1 normalise
     columns, vectors = channel_tiles.axes(group, segment)
     # 2 tile
     order = "nhow" if point["rows_outside"] else "nohw"
     cut = {"sum": {2: columns, 3: vectors}}
     sch, tile = channel_tiles.tiles(func, cut, group, segment, order, rows, SHARED)
-    # 5 parallel: only loops around whole reductions can be
+    # 5 parallel: only loops outside whole reductions
     if point.get("divide", 0):
         sch.parallel(sch.fuse(*tile[:3]))
     # 3 stage, 4 tensorize

@@ -1,7 +1,7 @@
-"""Binary convolution by table lookup, on x86 and in WebAssembly: when, and in which register tiles.
+"""Schedule of binary convolution by table lookup, for x86 and WebAssembly.
 
-A tile of columns x vectors of output channels keeps its sums of bytes in registers while the
-nibbles of a few words, for all taps of a kernel row, are looked up; then they are widened.
+A register tile of columns x channel vectors keeps byte accumulators while the nibbles of a few
+words are looked up, for all taps of a kernel row; then the accumulators are widened to 16 bits.
 """
 
 from __future__ import annotations
@@ -35,47 +35,48 @@ from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
 from bnncc.topi_binary.spec import BinaryConv2d, zero_planes
 
 MIN_PIXELS = 4
-"""Output pixels, or rows of a dense layer, that share the work on a call's weights."""
+"""Minimum number of output pixels (rows of a dense layer) that share the per-call weight setup."""
 
 MIN_CHANNELS = LANES + 1
-"""Output channels: fewer are half of the `NIBBLE_LANES` computed together, a draw with words."""
+"""Minimum number of output channels. Fewer fill only half of `NIBBLE_LANES`, which are computed
+together; that is no faster than popcounts of words."""
 
 CONVERTED = 32
 """Bytes of data converted at a time."""
 
 TABLES = "table", "border", "plane", "rows", "ones", "starts"
-"""What the names of blocks that are computed before all sums begin with."""
+"""Name prefixes of the blocks that are computed before all sums."""
 
 _TILES = {16: (4, 2, 4, True), 32: (6, 2, 1, False), 64: (7, 1, 2, True)}
-"""Columns and vectors of channels of a tile, nibbles in a loop body and whether taps share rows, by
-the bytes of the target's vectors.
+"""By vector size in bytes: columns and channel vectors per tile, nibbles per loop body, and whether
+taps share table rows.
 
-The fastest of those tried on the layers of ``benchmarks/layers.py``. There are 8, 12 or 7
-accumulators; SSE needs registers for copies, as its lookup overwrites the row. Of 32 registers, 7
-accumulators leave enough for their 14 sums of 16 bits: with two vectors these are stored and loaded
-for every turn, which takes 6 % of the time on Zen 4. Whole lines of 64 bytes are loaded at most
-twice in a cycle, as many as are looked up, so those of the table are shared by taps. With 16
-registers, sharing takes 0.94 of the time with SSE; with AVX2 it gains on Zen 4, but by the port
-models of llvm-mca it loses 4 % on Intel's cores.
+The fastest of those tried on the layers of ``benchmarks/layers.py``. They have 8, 12 and 7
+accumulators. SSE needs registers for copies, because its lookup overwrites the table row. With 32
+registers, 7 byte accumulators leave room for their fourteen 16-bit sums; with two channel vectors
+these are loaded and stored in every iteration, which takes 6 % of the time on Zen 4. At most two
+64-byte lines can be loaded per cycle, which is also the lookup rate, so taps share table rows. With
+16 registers, sharing takes 0.94 of the time with SSE. With AVX2 it is faster on Zen 4 but, by the
+port models of llvm-mca, 4 % slower on Intel's cores.
 """
 
 
 _WIDE_TILE = (3, 2, 8, False)
-"""The same for vectors of 64 bytes, where rows of one tap sum `_LONG` words or more: no taps share
-rows, so channels do. Three columns leave registers for sums of 16 bits; six columns, with theirs in
-memory, take 3 % longer on Zen 4."""
+"""The same for 64-byte vectors if each kernel row has one tap of `_LONG` words or more: taps have
+no rows to share, so channels share them. Three columns leave registers for 16-bit sums; six
+columns, with these sums in memory, take 3 % longer on Zen 4."""
 
 _LONG = 4
 
 MAX_ACCUMULATORS = {16: 12, 32: 14, 64: 28}
-"""Vectors of sums that fit the registers beside what is added, by the bytes of a vector."""
+"""By vector size in bytes: accumulators that fit in registers beside the operands."""
 
 MAX_UNROLL = 8
-"""Nibbles in a loop body: those of a word."""
+"""Nibbles per loop body: one word."""
 
 
 def pays(spec: BinaryConv2d) -> bool:
-    """Return whether this kernel can compute `spec`, and is faster than counting words."""
+    """Return whether this kernel can compute `spec` and beats popcounts of words."""
     if spec.groups > 1 and spec.out_channels // spec.groups % NIBBLE_LANES:
         return False
     if not byte_sums.fits(spec):
@@ -87,10 +88,10 @@ def pays(spec: BinaryConv2d) -> bool:
 
 
 def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
-    """Return what can be chosen for `spec`, whose weights are in the order ``nibbles``.
+    """Return the search space for `spec`, whose weights are in the order ``nibbles``.
 
-    With ``shared``, a row of the table stays in a register for all taps of a kernel row that read
-    the same pixel, with the taps unrolled; else it is loaded again for each tap.
+    With ``shared``, a table row stays in a register for all taps of a kernel row that read the
+    same pixel, and the taps are unrolled; otherwise each tap loads the row again.
     """
     per_group = spec.out_channels // spec.groups  # all channels of a tile read the same group
     choices: dict[str, Iterable[int]] = {
@@ -106,7 +107,7 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
         size, lanes = point["bytes"], point["bytes"] * point["vectors"]
         if lanes % NIBBLE_LANES or (size > NIBBLE_LANES and per_group % size):
             return False
-        if point["vectors"] > 1 and lanes > NIBBLE_LANES:  # wider than it need be
+        if point["vectors"] > 1 and lanes > NIBBLE_LANES:  # wider than necessary
             blocks = -(-per_group // NIBBLE_LANES)
             if lanes > blocks * NIBBLE_LANES or (spec.groups > 1 and per_group % lanes):
                 return False
@@ -122,7 +123,7 @@ def apply(
     made = _Form(func, spec, target, "", point).scheduled()
     if not spec.ternary:
         return made
-    single = {**point, "columns": 1}  # rarely runs: small code
+    single = {**point, "columns": 1}  # rarely executed: keep the code small
     other = _Form(func, spec, target, nibbles.ZEROS, single).scheduled()
     return zeros.either(func, zero_planes(spec), made, other)
 
@@ -146,7 +147,7 @@ class _Form:
         self._tables = [name for name in names if name.startswith(TABLES)]
 
     def scheduled(self) -> tirx.PrimFunc:
-        """Return it: tables; then for each tile of channels its weights, and rows of tiles."""
+        """Return the scheduled kernel: tables; per channel tile, its weights and rows of tiles."""
         parts = [self._table(name) for name in self._tables]
         for group in groups(self._spec.out_channels, self._point["vectors"] * self._size // LANES):
             columns = segments(nibbles.bordered(self._spec), self._point["columns"])
@@ -167,7 +168,7 @@ class _Form:
         return s_tir.Schedule(ranges.part(self._func, bounds, shared))
 
     def _table(self, name: str) -> tirx.PrimFunc:
-        """Schedule what is computed before all sums."""
+        """Schedule a block that is computed before all sums."""
         sch = self._part({name: {}})
         if name in ("ones", "starts"):
             channel_tiles.table(sch, name)
@@ -182,18 +183,18 @@ class _Form:
         return sch.mod["main"]
 
     def _weights(self, group: Group) -> tirx.PrimFunc:
-        """Schedule the weights of a tile: they lie in the order in which they are read."""
+        """Schedule the weights of a tile, which are stored in the order in which they are read."""
         first, count = self._vectors(group, self._size)
         sch = self._part({"nibbles": {4: (first * self._size, count * self._size)}})
         *taps, side, lane = sch.get_loops("nibbles")
         tile, vector, lane = sch.split(lane, [group.count, None, min(self._size, NIBBLE_LANES)])
         sch.reorder(tile, *taps, side, vector, lane)
-        sch.fuse(*taps)  # LLVM would unroll the last
+        sch.fuse(*taps)  # LLVM would unroll the innermost one
         channel_tiles.in_registers(sch, [side, vector, lane])
         return sch.mod["main"]
 
     def _vectors(self, group: Group, size: int) -> tuple[int, int]:
-        """Return the first of the vectors of so many bytes of a group, and how many there are."""
+        """Return the first `size`-byte vector of a group, and the number of vectors."""
         units = -(-len(group.lanes) * LANES // self._unit) * self._unit // size
         return group.first * LANES // size, units * group.count
 
@@ -220,7 +221,7 @@ class _Form:
             n, h, w, o = sch.get_loops(f"out{end}")
             tile, column = sch.split(w, [segment.tiles, segment.width])
             outer, vector = sch.split(o, [group.count, None])
-            # Few rows are divided evenly, and few threads write to the same words.
+            # Divide few rows evenly, with few threads that write to the same words.
             nest = [n, h, outer] if self._point.get("divide", 0) else [outer, n, h]
             if self._rows > 1:
                 nest = [outer, n, *sch.split(h, [None, self._rows])]
@@ -242,9 +243,9 @@ class _Form:
         return sch.mod["main"]
 
     def _sums(self, sch: s_tir.Schedule, tile: s_tir.schedule.LoopRV, skipped: bool) -> None:
-        """Schedule the sums of a tile: of bytes under a turn of those of 16 bits.
+        """Schedule the sums of a tile: byte sums inside the loop over 16-bit sums.
 
-        If taps are `skipped`, each tap of a row is code of its own.
+        If taps may be `skipped`, each tap of a row gets its own code.
         """
         point, size = self._point, self._size
         sch.compute_at("wide", tile, preserve_unit_loops=True)
@@ -257,7 +258,7 @@ class _Form:
         outer = [nibble] if point["shared"] else [kw, nibble]
         if point[
             "shared"
-        ]:  # rows stay in registers from tap to tap, or weights from column to column
+        ]:  # table rows stay in registers from tap to tap, or weights from column to column
             extents = [int(sch.get(loop).extent) for loop in (w, kw, o)]
             body += [w, kw] if extents[0] > extents[1] * extents[2] else [kw, w]
         else:
@@ -275,19 +276,19 @@ class _Form:
         sch.tensorize(sch.get_loops("sum_lookup")[-2], pair.register())
         sch.tensorize(sch.get_loops("wide_add")[-1], WIDENING_ADD[size].register())
         if 8 * size < self._target.vector_bits:
-            # TVM lets larger vectors share their memory, and LLVM then joins sums of two columns.
+            # TVM lets larger vectors share memory, and LLVM then merges sums of two columns.
             sch.set_scope("sum_update", 0, "local")
 
 
 def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
-    """Return the default for one thread, from the registers of `target`."""
+    """Return the default point for one thread, from the registers of `target`."""
     per_group = spec.out_channels // spec.groups
     widest = min(target.vector_bits // 8, 64)
     size = NIBBLE_LANES if per_group % widest and widest > NIBBLE_LANES else widest
     long = spec.kernel[1] == 1 and layout.words(spec.channels // spec.groups) >= _LONG
     columns, vectors, unroll, shared = _WIDE_TILE if long and size == 64 else _TILES[widest]
     if per_group <= size or (spec.groups > 1 and per_group % (vectors * size)):
-        vectors, shared = 1, True  # with half the lookups, loads of rows would take longer
+        vectors, shared = 1, True  # half the lookups per row: separate loads would take longer
     if widest < 64 and spec.strides[1] > 1:
         shared = False  # taps have few rows in common
     return {

@@ -1,12 +1,12 @@
-"""Binary convolution on NEON: register tiles of data vectors x four output channels.
+"""Schedule of binary convolution for NEON: register tiles of data vectors x four output channels.
 
-A *quad* is four output channels. A tile is some *places*, columns or pairs of them that share a
-vector of data, whose bytes are summed for a quad at a time. Rows of which all taps are inside the
-image are code of their own, without loops if there are few vectors.
+A *quad* is four output channels. A tile is several *places*, each one column, or two columns that
+share a data vector. The bytes of a tile are accumulated for one quad at a time. Rows with all taps
+inside the image have code of their own, fully unrolled if there are few vectors.
 
-The rule schedules another form of the definition, `byte_sums.FORM`, with the parameters of the one
-that it is given. Data that may hold exact zeros are scanned first: if there are none, sums are over
-one plane of data, else over two, in small code.
+The rule schedules another form of the definition, `byte_sums.FORM`, with the parameters of the
+function it is given. Data that may hold exact zeros are scanned first. If there are none, the
+kernel sums over one plane of data; otherwise over two, in compact code.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from bnncc.topi_binary.layout import LANES, QUAD
 from bnncc.topi_binary.spec import BinaryConv2d, zero_planes
 
 VECTORS = 2
-"""Data vectors in a tile, or 3 in one tile of an odd width. They have 8 accumulators; with 16, LLVM
-spills some of them where it schedules for processors that execute in order. It spills of 12 too
-where as many sums of 16 bits are in use: then the last tile has 1 instead."""
+"""Data vectors per tile, or 3 in one tile if the width is odd. They need 8 accumulators. With 16,
+LLVM spills some when it schedules for in-order cores. With 12 it spills too if as many 16-bit
+sums are live; then the last tile has 1 vector instead of 3."""
 
 MAX_VECTORS = 4
-"""The most data vectors that a tile is tried with."""
+"""Largest number of data vectors per tile in the search space."""
 
 UNROLLED = 6
-"""Vectors of a run in one loop body."""
+"""Vectors of a run per loop body."""
 
 TABLES = "data", "twice", "ones_total", "starts"
-"""What the names of blocks that are computed before all sums begin with."""
+"""Names of the blocks that are computed before all sums."""
 
 ALL_UNROLLED = 18
-"""Vectors of all kernel rows that are code without loops."""
+"""Total vectors of all kernel rows up to which the loops over them are fully unrolled."""
 
 ROW_UNROLLED = 9
-"""Vectors of a run that are, on 64-bit processors."""
+"""Vectors per run up to which a run is fully unrolled, on 64-bit processors."""
 
 MIN_FILLED = 0.75
-"""Fraction of a vector that data must fill: with less, counting words is as fast."""
+"""Minimum fraction of a vector that data must fill; below it, counting words is as fast."""
 
 
 def order(spec: BinaryConv2d) -> str:
-    """Return the order of weights in which this kernel reads them, or "" if it does not pay."""
+    """Return the weight order that this kernel reads, or "" if counting words is as fast."""
     per_group = spec.channels // spec.groups
     words = layout.words(per_group)
     if spec.out_channels // spec.groups % QUAD and spec.groups > 1:
@@ -73,7 +73,7 @@ def order(spec: BinaryConv2d) -> str:
 
 
 def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
-    """Return what can be chosen for `spec`, whose weights are in ``vectors`` or ``halves``."""
+    """Return the search space for `spec`, whose weights are in ``vectors`` or ``halves``."""
     places = _places(spec)
     choices: dict[str, Iterable[int]] = {
         "tiles": {-(-places // size) for size in range(1, MAX_VECTORS + 1)},
@@ -91,7 +91,7 @@ def apply(
     form = byte_sums.FORM + byte_sums.FOURS * (target.popcount == "neon-dot")
     made = _Form(func, spec, target, form, point).scheduled()
     if spec.ternary:
-        single = {**point, "tiles": _places(spec)}  # rarely runs: small code
+        single = {**point, "tiles": _places(spec)}  # rarely executed: keep the code small
         other = _Form(func, spec, target, form + byte_sums.ZEROS, single).scheduled()
         made = zeros.either(func, zero_planes(spec), made, other)
     return multithreading.one_region(made)
@@ -99,7 +99,7 @@ def apply(
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of the output: all taps of them are inside the image, or as many rows at each end."""
+    """A range of output rows: all taps inside the image, or the same rows at both ends."""
 
     first: int
     count: int
@@ -109,7 +109,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Range:
-    """Rows, columns, and whether channels are the last ones."""
+    """A range of rows and columns, and whether it covers the last channels."""
 
     rows: _Rows
     columns: Segment
@@ -130,7 +130,7 @@ class _Form:
         self._tables = [n for n in self._names if n.startswith(TABLES)]
 
     def scheduled(self) -> tirx.PrimFunc:
-        """Return it: tables, then for each vector of channels rows, for each of these columns."""
+        """Return the scheduled kernel: tables; then channel vectors, rows, and columns as loops."""
         parts = [self._table(name) for name in self._tables if not name.startswith("ones_w")]
         full, rest = divmod(self._spec.out_channels, LANES)
         for last in [False] * bool(full) + [True] * bool(rest):
@@ -138,7 +138,7 @@ class _Form:
         return ranges.joined(parts, 0)
 
     def _range(self, rows: _Rows, last: bool) -> tirx.PrimFunc:
-        """Schedule rows of one vector of channels after another."""
+        """Schedule a range of rows, one vector of channels after the other."""
         some = []
         for columns, ends in self._columns(rows.inner):
             tiles = self._tiles(_Range(rows, columns, last))
@@ -149,7 +149,7 @@ class _Form:
         return ranges.parallel(made, shared) if self._point.get("divide", 0) else made
 
     def _rows(self) -> list[_Rows]:
-        """Return ranges of rows: all taps of one are inside; then those before and behind it."""
+        """Return the range of rows with all taps inside the image, and the ranges around it."""
         spec = self._spec
         count = spec.output_hw[0]
         whole = [len(taps_inside(spec, 0, h)) == spec.kernel[0] for h in range(count)]
@@ -166,10 +166,10 @@ class _Form:
         return [rows for rows in found if rows.count]
 
     def _columns(self, inner: bool) -> list[tuple[Segment, int]]:
-        """Return the tiles of a row, of places that differ by at most one.
+        """Return the tiles of a row, whose widths in places differ by at most one.
 
-        Those whose taps are all inside are apart in rows that are inside too; of the others, how
-        many there are at each end, if those are one loop.
+        In rows whose taps are all inside, tiles whose taps are all inside are separate. For the
+        other tiles, the number at each end is returned if they can be one loop.
         """
         count = min(self._point["tiles"], -(-self._spec.output_hw[1] // self._unit))
         sizes = tile_widths(self._spec, count, self._unit)
@@ -179,7 +179,7 @@ class _Form:
         return [(segment, 0) for segment in (cut if inner else whole)]
 
     def _table(self, name: str) -> tirx.PrimFunc:
-        """Schedule what is computed before all sums."""
+        """Schedule a block that is computed before all sums."""
         own: dict[str, Bounds] = {name: {}}
         if name == "ones_total":
             own |= {block: {} for block in ("ones", "ones_wide") if block in self._names}
@@ -199,7 +199,7 @@ class _Form:
         return channel_tiles.bounded(sch.mod["main"])
 
     def _ones(self, sch: s_tir.Schedule) -> None:
-        """Schedule the counts of weights: all of a tap of a quad at once."""
+        """Schedule the popcounts of weights: those of one tap and quad at once."""
         kh, kw, quad = sch.get_loops("ones_total")
         sch.reorder(quad, kh, kw)
         sch.unroll(kw)
@@ -214,7 +214,7 @@ class _Form:
         x = sch.get_loops("ones")[-1]
         sch.decompose_reduction("ones", x)
         if layout.words(self._spec.channels // self._spec.groups) % 4:
-            sch.unroll(x)  # then which bytes belong to the tap is known
+            sch.unroll(x)  # then the bytes that belong to the tap are known
         channel, lane = sch.split(sch.get_loops("ones_add")[-1], [QUAD, BYTES])
         sch.unroll(channel)
         channel_tiles.mark_lanes(sch, lane)
@@ -231,11 +231,11 @@ class _Form:
         tile, column = sch.split(w, [columns.tiles, columns.width])
         sch.reorder(o, n, h, tile, column)
         sch.unroll(column)
-        # 3 stage: the sums of a tile and a quad under the epilogue of the tile
+        # 3 stage: the sums of a tile and a quad under the tile's epilogue
         acc = "acc_last" if at.last else "acc"
         sch.compute_at(acc, column, preserve_unit_loops=True)
         lane = sch.get_loops(f"{acc}_lane")[-1]
-        if self._unit > 1 or at.last:  # lanes of one quad lie beside each other
+        if self._unit > 1 or at.last:  # lanes of one quad are adjacent
             quad, lane = sch.split(lane, [None, QUAD])
             sch.unroll(quad)
         sch.vectorize(lane)
@@ -260,7 +260,7 @@ class _Form:
         return channel_tiles.bounded(sch.mod["main"])
 
     def _bounds(self, at: _Range) -> dict[str, Bounds]:
-        """Return which turns of the loops of each block belong to a range."""
+        """Return the bounds of each block's loops that restrict it to a range."""
         full, rest = divmod(self._spec.out_channels, LANES)
         columns, unit, per = at.columns, self._unit, LANES // QUAD
         quads = (full * per, -(-rest // QUAD)) if at.last else (0, full * per)
@@ -277,7 +277,7 @@ class _Form:
         return {name: bounds for name, bounds in found.items() if name in self._names}
 
     def _sums(self, sch: s_tir.Schedule, at: _Range, turns: list[s_tir.schedule.LoopRV]) -> None:
-        """Schedule the sums in bytes of a tile and a quad."""
+        """Schedule the byte sums of a tile and a quad."""
         cut, point = self._cut, self._point
         axes = ["w", *(f"turn {axis}" for axis in cut.turns), "q", *cut.reduced]
         loops = dict(zip(axes, sch.get_loops("sum")[-len(axes) :], strict=True))
@@ -297,12 +297,12 @@ class _Form:
             sch.unroll(x)
         if not at.rows.inner and "kh" in cut.reduced:
             channel_tiles.mark(sch, loops["kh"], [*cut.reduced].index("kh"))
-        if cut.tail or cut.ragged:  # the last vectors of a run are code of their own
+        if cut.tail or cut.ragged:  # the last vectors of a run get code of their own
             for loop in [x] * (part > size) + turns[-1:]:
                 sch.annotate(loop, "pragma_loop_partition_hint", 1)
 
     def _pairs(self) -> dict[str, TensorPair]:
-        """Return the instructions of blocks."""
+        """Return the instruction for each block."""
         cut, dot = self._cut, self._dot
         pairs = {"sum_whole_add": intrin_arm.XOR_POPCOUNT[BYTES, dot]}
         if cut.tail:
@@ -311,14 +311,14 @@ class _Form:
         if cut.turns:
             pairs["sum_wide_add"], kind = intrin_arm.WIDENING_ADD[self._arch], (16, 0)
         elif not dot:
-            # How often sums of bytes can be doubled.
+            # How many times byte sums can be doubled without overflow.
             kind = 8, min(2, (255 // (8 * math.prod(cut.reduced.values()))).bit_length() - 1)
         pairs["sum_total_add"] = intrin_arm.TOTAL[self._arch, kind[0], kind[1], self._unit > 1]
         return pairs
 
 
 def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
-    """Return the default for one thread, from the registers of `target`."""
+    """Return the default point for one thread, from the registers of `target`."""
     places = _places(spec)
     words = layout.words(spec.channels // spec.groups)
     steps = spec.kernel[0] * -(-words * spec.kernel[1] // (BYTES // 4))
@@ -327,7 +327,7 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     flat = 1
     taps = spec.kernel[0] * spec.kernel[1]
     if _arch(target) == "arm" and spec.weight_order == "halves" and 1 < taps <= ALL_UNROLLED:
-        tiles, flat = places, 0  # of so much code, LLVM spills more than loops cost
+        tiles, flat = places, 0  # with this much code, spills cost more than loops
     return {"tiles": tiles, "unroll": UNROLLED, "flat": flat}
 
 
@@ -336,10 +336,10 @@ def _arch(target: TargetSpec) -> str:
 
 
 def _unit(spec: BinaryConv2d) -> int:
-    """Return how many columns share a data vector."""
+    """Return the number of columns that share a data vector."""
     return 2 if spec.weight_order == "halves" else 1
 
 
 def _places(spec: BinaryConv2d) -> int:
-    """Return how many data vectors cover the width."""
+    """Return the number of data vectors that cover the width."""
     return -(-image(spec)[2] // _unit(spec))

@@ -1,4 +1,4 @@
-"""Grouped binary convolutions in bit slices: length of vectors, and parts for threads."""
+"""Search space of grouped binary convolutions in bit slices: vector length, division by threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bnncc.topi_binary.spec import BinaryConv2d
 
 
 def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
-    """Return what can be chosen: how many words a vector has."""
+    """Return the search space: words per vector."""
     most = target.vector_bits // layout.WORD_BITS
     return with_threads(
         {"lanes": powers(most)},
@@ -24,7 +24,7 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
 
 
 def apply(spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
-    """Write the kernel as `point` says."""
+    """Write the kernel for a point of the search space."""
     images = spec.images
     tile = bit_sliced.Tile(
         lanes=point["lanes"],

@@ -1,16 +1,16 @@
-"""Binary convolution and dense layers on words: a register tile of columns x channel vectors.
+"""Schedule of binary convolutions and dense layers on words: register tile of columns x vectors.
 
 A tile of ``TW`` output columns and ``TO`` vectors of output channels keeps its accumulators in
 registers over the whole reduction (kernel row, word, kernel column). Each weight vector is loaded
-once per tile, each data word is broadcast from memory by the XOR that uses it. The width is cut
-into tiles that differ by at most one column; tiles that touch the border are code of their own, in
-which the tests for taps outside fold away, those between run as one loop.
+once per tile; each data word is broadcast from memory by the XOR that uses it. The width is split
+into tiles that differ by at most one column. Tiles that touch the border have code of their own, in
+which the tests for taps outside the image fold away; those between run as one loop.
 
-The rule schedules the definition that it is given, or, to count three taps at once, another form of
-it. Data that may hold exact zeros are scanned first: if there are none, a copy runs that knows of
-none, else one in small code.
+The rule schedules the definition that it is given or, to count three taps at once, another form of
+it. Data that may hold exact zeros are scanned first; if there are none, a copy without zero planes
+runs, otherwise compact code that handles them.
 
-Without vectors there is no tile: loops over lanes (`portable`) are smaller and run no slower.
+Without vector instructions there is no tile: loops over lanes (`portable`) are smaller and as fast.
 """
 
 from __future__ import annotations
@@ -49,45 +49,44 @@ from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.spec import BinaryConv2d, zero_planes
 
 SPARE_REGISTERS = 4
-"""Besides the accumulators: a weight vector, a product, constants of the bit count."""
+"""Registers besides the accumulators: a weight vector, a product, constants of the popcount."""
 
 MAX_TILE = 14
-"""Accumulators beyond this many hide no more latency and only lengthen the code."""
+"""Maximum number of accumulators; more hide no more latency and only lengthen the code."""
 
 FLOAT_TILE = 10
-"""The same for carry-save counting, of two accumulators each, before an epilogue of floats: with
-more, the epilogue's constants push accumulators out of registers."""
+"""The same for carry-save counting, which has two accumulators per sum, before a float epilogue:
+with more, the epilogue's constants force accumulators out of registers."""
 
 CARRY_SAVE_TILE = 10
-"""Accumulators up to which a tile of carry-save counting has several vectors: with more, its time
-depends on where in memory the tensors happen to lie."""
+"""Maximum number of accumulators of a carry-save tile with several vectors; with more, its time
+depends on the memory addresses of the tensors."""
 
 LONG_REDUCTION = 8
-"""Words of a pixel from which moving accumulators to memory and back once costs less than smaller
-tiles do."""
+"""Words per pixel from which spilling accumulators once costs less than smaller tiles do."""
 
 DENSE_TILE = (4, 4)
-"""Rows and vectors in a tile of a dense layer: where sums are long, neither its data nor its
-weights stay in the first-level cache, and the squarer tile loads least."""
+"""Rows and vectors per tile of a dense layer: for long sums, neither data nor weights stay in the
+L1 cache, and the tile closest to a square loads least."""
 
 POINTWISE_TILE = (4, 2)
-"""Columns and vectors in a tile of a 1x1 convolution: with so few words for each output, what comes
-before and after the counting takes most of the time, and it is faster on neighbours in memory."""
+"""Columns and vectors per tile of a 1x1 convolution: with few words per output, setup and epilogue
+take most of the time, and they are faster on contiguous memory."""
 
 FEW_WORDS = 16
-"""Words of a pixel up to which that holds."""
+"""Words per pixel up to which `THIN_TILE` applies."""
 
 MAX_UNROLLED = 256
-"""Products in one unrolled loop body."""
+"""Products per unrolled loop body."""
 
 MAX_VECTORS = 8
-"""Vectors of output channels in a tile."""
+"""Maximum number of channel vectors per tile."""
 
 MAX_UNROLL = 4
-"""Words of a pixel in one loop body."""
+"""Maximum number of words of a pixel per loop body."""
 
 DIVIDED = ("", "rows", "blocks")
-"""What threads may share; with blocks, rows too."""
+"""What threads may share; "blocks" includes rows."""
 
 
 ZEROS = "zeros", "zeros_last"
@@ -97,15 +96,15 @@ TABLES = "ones", "ones_last", "starts"
 """Blocks of a definition that are computed before all others."""
 
 SHARED = (*TABLES, *epilogue.BLOCKS)
-"""Blocks whose tensors all ranges have in common."""
+"""Blocks whose tensors all ranges share."""
 
 ORDERS = "nhwo", "nhow", "onhw"
-"""Nests of loops over images, rows, tiles of columns and tiles of channels. With the last, weights
-of a tile stay in the first-level cache from row to row."""
+"""Loop orders over images, rows, column tiles and channel tiles. With the last, the weights of a
+tile stay in the L1 cache from row to row."""
 
 
 def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
-    """Return what can be chosen for `spec`, whose weights are in any order."""
+    """Return the search space for `spec`, in whatever order its weights are."""
     if spec.weight_order == sliced_data.ORDER:
         return binary_sliced.space(spec, target, threads)
     if spec.weight_order == "nibbles":
@@ -152,14 +151,14 @@ def writes_nchw(spec: BinaryConv2d, target: TargetSpec) -> bool:
 
 
 def template(spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
-    """Write and schedule a kernel whose weights are in slices, as `point` says."""
+    """Write and schedule a kernel for weights in bit slices."""
     return binary_sliced.apply(spec, target, threads, point)
 
 
 def apply(
     func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc | None:
-    """Schedule a binary convolution as `point` says; None for weights in slices."""
+    """Schedule a binary convolution; None for weights in bit slices, which use a template."""
     if spec.weight_order == "nibbles":
         return binary_lookup.apply(func, spec, target, point)
     if spec.weight_order in ("vectors", "halves"):
@@ -191,7 +190,7 @@ def apply(
 def _ordinary(
     func: tirx.PrimFunc, flat: BinaryConv2d, target: TargetSpec, point: Point
 ) -> tirx.PrimFunc:
-    """Schedule data without zeros."""
+    """Schedule the kernel for data without exact zeros."""
     parts, (order, divided) = _tables(func), _loops(point)
     if point["carry_save"] and order[0] == "o":
         parts.append(_xors(func, divided))
@@ -210,7 +209,7 @@ def _ordinary(
 
 
 def _xors(func: tirx.PrimFunc, divided: str) -> tirx.PrimFunc:
-    """Schedule the XORs of neighbours in carry-save counting, before all tiles of channels."""
+    """Schedule the XORs of adjacent data words (carry-save) before all channel tiles."""
     sch = s_tir.Schedule(ranges.part(func, {"xors": {}}, ("xors",)))
     n, h, _, lane = sch.get_loops("xors")
     sch.vectorize(lane)
@@ -220,14 +219,14 @@ def _xors(func: tirx.PrimFunc, divided: str) -> tirx.PrimFunc:
 
 
 def _rows(spec: BinaryConv2d, target: TargetSpec, point: Point) -> int:
-    """Return how many rows are held, if results are in NCHW."""
+    """Return the number of rows to buffer for results in NCHW."""
     order, divided = _loops(point)
     alone = not divided and order[0] == "o"
     return nchw.rows_of(spec, target, point["vectors"]) if alone else 1
 
 
 def _loops(point: Point) -> tuple[str, str]:
-    """Return the nest of loops over tiles, and which of them threads share."""
+    """Return the loop order over tiles, and which loops threads share."""
     order, divided = ORDERS[point["order"]], DIVIDED[point.get("divide", 0)]
     if divided == "blocks" and order[2] == "w":
         order = ORDERS[1]
@@ -238,7 +237,7 @@ def _tiles(
     func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, group: Group, segment: Segment,
     point: Point,
 ) -> tirx.PrimFunc:  # fmt: skip
-    """Schedule a range of columns and vectors of channels."""
+    """Schedule a range of columns and channel vectors."""
     vectors, last = len(group.lanes), group.lanes[-1] < layout.LANES
     out, sums = epilogue.BLOCKS[last], "sum" + "_last" * last
     # 1 normalise
@@ -250,7 +249,7 @@ def _tiles(
         out: {2: columns, 3: (0 if last else group.first, count)},
     }
     order, divided = _loops(point)
-    before = order[0] == "o"  # then XORs are made before all tiles
+    before = order[0] == "o"  # XORs are computed once, before all tiles
     if before:
         del cut["xors"]
     sch = s_tir.Schedule(ranges.part(func, cut, (*SHARED, *["xors"] * before)))
@@ -271,7 +270,7 @@ def _tiles(
         sch.vectorize(sch.get_loops("acc_lane")[-1])
     sch.compute_at(sums, outside[-1], preserve_unit_loops=True)
     shared = [named[axis] for axis in divided or "nh"]
-    if point["carry_save"] and not before:  # made again for each row of outputs
+    if point["carry_save"] and not before:  # XORs are recomputed for each output row
         sch.compute_at("xors", shared[-1], preserve_unit_loops=True)
         sch.vectorize(sch.get_loops("xors")[-1])
     # 5 vectorize, unroll, parallel
@@ -287,7 +286,7 @@ def _tiles(
 def _sums(
     sch: s_tir.Schedule, name: str, spec: BinaryConv2d, target: TargetSpec, point: Point
 ) -> None:
-    """Schedule the sums of a tile, unrolled inside of the reduction."""
+    """Schedule the sums of a tile, unrolled inside the reduction."""
     pair = CARRY_SAVE[spec.dilations[1]] if point["carry_save"] else XOR_POPCOUNT
     if point["carry_save"]:
         *_, column, vector, kh, c = sch.get_loops(name)
@@ -305,7 +304,7 @@ def _sums(
     start = sch.decompose_reduction(name, kh)
     for loop in sch.get_loops(start)[-2:]:
         sch.unroll(loop)
-    # Sums and carries, or the four registers of a vector, leave none for bounds of rows.
+    # Sums and carries, or vectors of four registers, leave no registers for bounds of rows.
     if not point["carry_save"] and target.vector_bits > 128:
         rows = range(spec.output_hw[0])
         channel_tiles.mark(sch, kh, 0, min(len(taps_inside(spec, 0, row)) for row in rows))
@@ -314,14 +313,14 @@ def _sums(
     lane = sch.get_loops(f"{name}_add")[-1]
     if spec.groups == 1 or spec.out_channels // spec.groups % layout.LANES == 0:
         sch.tensorize(lane, pair.register())
-    else:  # lanes load words of their own
+    else:  # each lane loads its own data word
         channel_tiles.mark_lanes(sch, lane)
 
 
 def _compact(
     func: tirx.PrimFunc, spec: BinaryConv2d, target: TargetSpec, last: bool, divided: bool
 ) -> tirx.PrimFunc:
-    """Schedule data with exact zeros, which are rare: vectors, but no unrolled loops."""
+    """Schedule the kernel for data with exact zeros, which are rare: vectors without unrolling."""
     end, full = "_last" * last, spec.out_channels // layout.LANES
     channels = (full, 1) if last else (0, full)
     sums, out = [f"{name}{end}" for name in ("sum", "zeros")], epilogue.BLOCKS[last]
@@ -342,7 +341,7 @@ def _compact(
 
 
 def _tables(func: tirx.PrimFunc) -> list[tirx.PrimFunc]:
-    """Schedule what sums start from, where that is a table: its lanes as vectors."""
+    """Schedule the tables of initial values: their lanes as vectors."""
     made = []
     for block in ranges.blocks(func):
         name = block.name_hint
@@ -355,7 +354,7 @@ def _tables(func: tirx.PrimFunc) -> list[tirx.PrimFunc]:
 
 
 def _divided(spec: BinaryConv2d, target: TargetSpec, threads: int) -> str:
-    """Return what threads share: nothing, rows, or (where rows are few) also channel blocks."""
+    """Return what threads share: nothing, rows, or also channel blocks if rows are few."""
     if not multithreading.shared(spec, target, threads):
         return ""
     n, height, _ = image(spec)
@@ -364,10 +363,10 @@ def _divided(spec: BinaryConv2d, target: TargetSpec, threads: int) -> str:
 
 
 def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
-    """Return the default for one thread, from the registers and caches of `target`."""
+    """Return the default point for one thread, from the registers and caches of `target`."""
     budget = accumulators(target)
     words = layout.words(spec.channels // spec.groups)
-    carry_save = words > 1 and _counts_threes(spec, target)  # one word does not pay for sums
+    carry_save = words > 1 and _counts_threes(spec, target)  # one word does not repay the XORs
     floats = any(step.op != "threshold" for step in spec.steps)
     if carry_save and floats and words < LONG_REDUCTION:
         budget = min(budget, FLOAT_TILE)
@@ -385,15 +384,15 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
 
 
 def _tile(spec: BinaryConv2d, target: TargetSpec, budget: int, several: int) -> tuple[int, int]:
-    """Return columns and vectors of a tile of up to `budget` accumulators.
+    """Return columns and vectors per tile, for up to `budget` accumulators.
 
-    Up to `several` if there are several vectors.
+    The budget is `several` if a tile has several vectors.
     """
     _, height, width = image(spec)
     full = spec.out_channels // layout.LANES
     weight_bytes = _weight_bytes(spec)
     if height == width == 1 and weight_bytes >= target.l2_bytes // 4 and target.vector_bits > 128:
-        return 1, 1  # weights are read once, from far away: as one stream they come early
+        return 1, 1  # weights are read once, from memory: as one stream they are prefetched
     if target.popcount == "vector":
         if spec.rank == 2 and width > 1 and full >= DENSE_TILE[1]:
             return shares(width, DENSE_TILE[0])[0], DENSE_TILE[1]
@@ -405,7 +404,7 @@ def _tile(spec: BinaryConv2d, target: TargetSpec, budget: int, several: int) -> 
 
 
 def _steps(spec: BinaryConv2d) -> int:
-    """Return how many words are counted for each output."""
+    """Return the number of words counted per output."""
     return spec.kernel[0] * spec.kernel[1] * layout.words(spec.channels // spec.groups)
 
 
@@ -419,7 +418,7 @@ def _counts_threes(spec: BinaryConv2d, target: TargetSpec) -> bool:
 
 
 def accumulators(target: TargetSpec) -> int:
-    """Return how many accumulator vectors of `layout.LANES` fit in the registers of `target`."""
+    """Return the number of accumulators of `layout.LANES` that fit in `target`'s registers."""
     per_vector = target.registers_per_vector(layout.LANES)
     if target.popcount == "vector":
         return max(1, min(MAX_TILE, (target.vector_registers - SPARE_REGISTERS) // per_vector))

@@ -1,4 +1,4 @@
-"""Elementwise kernels and moves of bits."""
+"""Schedules of elementwise kernels and of kernels that move bits."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from bnncc.topi_binary.spec import (
 from bnncc.topi_binary.step import TENSORS
 
 VECTORS = 4
-"""Vectors of channels in one turn of the loop over pixels."""
+"""Channel vectors per iteration of the loop over pixels."""
 
 MAX_VECTORS = 16
-"""The most that are tried."""
+"""Largest such number in the search space."""
 
 
 def elementwise_space(spec: Elementwise, target: TargetSpec, threads: int) -> Space:
-    """Return what can be chosen for an elementwise kernel."""
+    """Return the search space of an elementwise kernel."""
     blocks = layout.blocks(spec.channels)
     return with_threads(
         {"vectors": powers(min(MAX_VECTORS, blocks)) if _lanes_are_channels(spec) else ()},
@@ -45,7 +45,7 @@ def elementwise_space(spec: Elementwise, target: TargetSpec, threads: int) -> Sp
 def elementwise(
     func: tirx.PrimFunc, spec: Elementwise, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc | None:
-    """Schedule a kernel whose lanes are channels, a few vectors in one turn of a loop."""
+    """Schedule a kernel whose lanes are channels, several vectors per iteration."""
     if not _lanes_are_channels(spec):
         return None
     sch = s_tir.Schedule(func)
@@ -70,7 +70,7 @@ def elementwise(
 def elementwise_planes(
     spec: Elementwise, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc:
-    """Write a kernel whose lanes are pixels, at least where it reads or writes."""
+    """Write a kernel that reads or writes vectors of pixels."""
     flat = replace(spec, height=1, width=spec.height * spec.width)
     alike = _layouts(spec) == {"NCHW"} and not spec.packed
     with Operator(spec) as kernel:
@@ -85,7 +85,7 @@ def _lanes_are_channels(spec: Elementwise) -> bool:
 
 
 def _layouts(spec: Elementwise) -> set[str]:
-    """Return the layouts of all tensors that have one; those of rows are all alike."""
+    """Return the layouts of all tensors that have one; rows (rank 2) have only one layout."""
     if spec.rank == 2:
         return {"NHWC"}
     found = {step.layout for step in spec.steps if step.op in ("store", *TENSORS)}
@@ -95,7 +95,7 @@ def _layouts(spec: Elementwise) -> set[str]:
 
 
 def _unrolled(count: int, vectors: int) -> int:
-    """Return how many of `count` turns, nearly `vectors`, are one turn of a loop without a rest."""
+    """Return how many of `count` vectors, about `vectors`, to process per iteration: a divisor."""
     if count < 2 * vectors:
         return count
     fitting = [size for size in range(1, 2 * vectors) if count % size == 0]
@@ -103,21 +103,21 @@ def _unrolled(count: int, vectors: int) -> int:
 
 
 def image_bits(spec: ImageBits, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
-    """Write the bits of an image with the products that `target` has."""
+    """Write the kernel for bits of an image, with the dot products that `target` has."""
     return make_image_bits(spec, "x86-512" if target.vector_bits == 512 else "")
 
 
 def moved(
     func: tirx.PrimFunc, spec: Spec, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc:
-    """Leave a definition as it is: it moves whole words, in the order in which they lie."""
+    """Return a definition unchanged: it moves whole words, in memory order."""
     return func
 
 
 def slice_bits(
     func: tirx.PrimFunc, spec: SliceBits, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc:
-    """Keep a word that is collected bit by bit in a register."""
+    """Keep a word that is assembled bit by bit in a register."""
     if not needs_table(spec):
         return func
     sch = s_tir.Schedule(func)
@@ -131,7 +131,7 @@ def slice_bits(
 def weights_of_rows(
     func: tirx.PrimFunc, spec: WeightsOfRows, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc:
-    """Keep the rows of a vector together, each word of them being moved once."""
+    """Keep the rows of one vector together, so that each of their words is moved once."""
     sch = s_tir.Schedule(func)
     outer = []
     for name in ("lanes", "count")[: 1 + spec.count]:
@@ -142,5 +142,5 @@ def weights_of_rows(
         if name == "count":
             sch.decompose_reduction(name, word)
     if spec.count and target.vector_bits <= 128:
-        sch.merge(*outer)  # SSE and NEON gain nothing from counting apart, and lose the cache
+        sch.merge(*outer)  # SSE and NEON do not gain from a separate popcount, and miss the cache
     return sch.mod["main"]

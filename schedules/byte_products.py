@@ -1,12 +1,12 @@
-"""Convolutions on tiles of AMX: products of runs of pixels and sixteen output channels.
+"""Schedule of convolutions on AMX tiles: runs of pixels times sixteen output channels.
 
-Bits become bytes, and floats bfloat16, before they meet, see `definitions.byte_products`. Those of
-the data are made for whole images, those of weights for sixteen output channels, which then go over
-all pixels. A line of windows is cut into runs of at most sixteen pixels, up to `intrin_amx.SUMS` of
-which meet each tile of weights. Lines end where rows of the output do; their sums, in memory, go
-through the epilogue like those of other kernels. Data that may hold zeros need no other code.
+Bits are first expanded to bytes, and floats rounded to bfloat16, see `definitions.byte_products`:
+data for a whole image, weights for sixteen output channels, which are then applied to all pixels. A
+line of windows is split into runs of at most sixteen pixels; up to `intrin_amx.SUMS` runs share
+each weight tile. Lines end at the end of an output row. Their sums are stored to memory and pass
+through the same epilogue as in other kernels. Exact zeros in the data need no separate code.
 
-No machine has timed this kernel; `tile_choice` says which layers get it, and why.
+This kernel has not been timed; `tile_choice` says which layers use it, and why.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
 
 TILE_CYCLES, ROW_CYCLES, WEIGHT_CYCLES = 8.0, 0.5, 4.0
-"""What a tile of a run takes: for itself, for each of its rows, and its part of loading weights."""
+"""Estimated cycles per tile of a run, per row of the tile, and for loading its share of weights."""
 
 SHARED = "data", "panel", "panel_last", "sum", "sum_last"
-"""Blocks whose tensors several nests of loops have in common."""
+"""Blocks whose tensors several loop nests share."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How the sums of an image are cut into tiles.
+    """Partition of the sums of an image into tiles.
 
     Attributes
     ----------
     lines : Lines
-        Rows of the output that are one line, and its windows, which fill all tiles.
+        Output rows per line, and windows per line, which fill all tiles.
     rows : int
-        Windows of a tile.
+        Windows per tile.
     tiles : int
-        That meet each tile of weights.
+        Data tiles that share each weight tile.
     """
 
     lines: Lines
@@ -60,13 +60,13 @@ class Cut:
 
 
 def cut(spec: Layer, target: TargetSpec) -> Cut:
-    """Return the cut that takes the fewest cycles for a flat spec."""
+    """Return the partition with the fewest estimated cycles, for a flattened spec."""
     height, found = spec.output_hw[0], []
     for lined in (rows for rows in range(1, height + 1) if height % rows == 0):
         lines = Lines(spec, lined)
         if lined > 1 and lines.needed * LANES * 4 > target.l1_bytes:
             break
-        for rows in range(2, TILE_ROWS + 1):  # a loop of one turn cannot be tensorized
+        for rows in range(2, TILE_ROWS + 1):  # TVM cannot tensorize a loop of extent 1
             for tiles in range(1, SUMS + 1):
                 count = layout.blocks(lines.needed, rows * tiles)
                 each = tiles * (TILE_CYCLES + rows * ROW_CYCLES) + WEIGHT_CYCLES
@@ -76,7 +76,7 @@ def cut(spec: Layer, target: TargetSpec) -> Cut:
 
 
 def space(spec: Layer, target: TargetSpec, threads: int) -> Space:
-    """Return what can be chosen for a layer on tiles: whether threads share it."""
+    """Return the search space of a layer on tiles: whether threads share it."""
     divided = multithreading.shared(spec, target, threads)
     return with_threads({}, {}, threads > 1, divided)
 
@@ -100,7 +100,7 @@ def apply(
 
 
 def _bytes(func: tirx.PrimFunc, divided: bool, terms: bool) -> tirx.PrimFunc:
-    """Schedule the bytes of data, a word at a time; `terms` are unrolled."""
+    """Schedule the expansion of data to bytes, a word at a time; loops over terms are unrolled."""
     sch = s_tir.Schedule(ranges.part(func, {"data": {}}, SHARED))
     n, high, wide, row, _, part, _, lane = sch.get_loops("data")
     sch.vectorize(lane)
@@ -115,7 +115,7 @@ def _channels(
     func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut,
     end: str, divided: bool,
 ) -> list[tirx.PrimFunc]:  # fmt: skip
-    """Schedule blocks of sixteen channels, one after another."""
+    """Schedule the blocks of sixteen channels, one after the other."""
     names = ("data", "window", f"panel{end}", f"sum{end}", f"out{end}")
     own = ranges.part(func, {name: {} for name in (*names, *nchw.names(func))}, SHARED[:1])
     full, rest = divmod(spec.out_channels, LANES)
@@ -126,13 +126,13 @@ def _channels(
     if in_tiles(spec):
         return [ranges.parallel(lines, 3) if divided else lines]
     panel = _panel(own, spec, end)
-    if divided:  # all weights before: threads share channels and lines
+    if divided:  # expand all weights first: threads share channels and lines
         return [ranges.parallel(panel, 1), ranges.parallel(lines, 3)]
     return [ranges.joined([panel, lines], 1)]
 
 
 def _panel(func: tirx.PrimFunc, spec: Layer, end: str) -> tirx.PrimFunc:
-    """Schedule the bytes of weights."""
+    """Schedule the expansion of weights to bytes."""
     sch = s_tir.Schedule(ranges.part(func, {f"panel{end}": {}}, SHARED))
     last = sch.get_loops(f"panel{end}")[-1]
     if isinstance(spec, BinaryConv2d):
@@ -145,7 +145,7 @@ def _panel(func: tirx.PrimFunc, spec: Layer, end: str) -> tirx.PrimFunc:
 
 
 def _sums(func: tirx.PrimFunc, spec: Layer, chosen: Cut, end: str) -> tirx.PrimFunc:
-    """Schedule the products of tiles."""
+    """Schedule the tile products."""
     name, panel, stored = f"sum{end}", f"panel{end}", in_tiles(spec)
     kept: dict[str, ranges.Bounds] = {block: {} for block in ("window", name, *[panel] * stored)}
     sch = s_tir.Schedule(ranges.part(func, kept, SHARED))
@@ -153,7 +153,7 @@ def _sums(func: tirx.PrimFunc, spec: Layer, chosen: Cut, end: str) -> tirx.PrimF
     n, line, o, place, lane, kh, kw, c, k = sch.get_loops(name)
     run, tile, row = sch.split(place, [None, chosen.tiles, chosen.rows])
     sch.reorder(o, n, line, run, kh, kw, c, tile, row, lane, k)
-    # 3 stage: what a tile holds
+    # 3 stage: contents of the tiles
     data = sch.get_sblock("window")
     sch.set_scope(data, 0, LOCAL)
     if stored:
@@ -175,7 +175,7 @@ def _sums(func: tirx.PrimFunc, spec: Layer, chosen: Cut, end: str) -> tirx.PrimF
     one, other = (str(sch.get(block).writes[0].source.dtype) for block in (data, weight))
     for operation, loop in loops.items():
         sch.tensorize(loop, Tile(operation, chosen.rows, (one, other)).register())
-    # 5 unroll: instructions name tiles by number
+    # 5 unroll: instructions take tile numbers as immediates
     channel_tiles.unrolled(sch, (first, tile, again))
     return sch.mod["main"]
 
@@ -195,7 +195,7 @@ def _results(
 
 
 def _configured(func: tirx.PrimFunc, chosen: Cut) -> tirx.PrimFunc:
-    """Give tiles their shapes before loops that use them, in each thread; and back behind them."""
+    """Configure tiles before the loops that use them, in each thread, and release them after."""
     made: list[tirx.Stmt] = []
     for stmt in ranges.statements(func.body.block.body):
         made += _with_tiles(stmt, chosen) if _uses_tiles(stmt) else [stmt]

@@ -1,7 +1,7 @@
-"""Scheduling convolutions whose lanes are output channels: `templates.channel_tiles`.
+"""Schedule primitives for convolutions whose lanes are output channels.
 
-Accumulators of a tile of columns x vectors of channels stay in registers over the whole reduction.
-Each vector of weights is loaded once for a tile, each datum is broadcast from memory.
+The accumulators of a tile of columns x channel vectors stay in registers over the whole reduction.
+Each weight vector is loaded once per tile, and each data element is broadcast from memory.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.spec import Conv2d, FewBitConv2d
 
 _REDUCED = 2
-"""Kind of an axis of a block that is reduced."""
+"""Kind of a reduction axis of a block."""
 
 _TAPS = "bnncc.taps"
-"""Marks loops over the taps of a window, with which axis of a reduction they are."""
+"""Annotation of loops over the taps of a window; its value is the reduction axis."""
 
 _LANES = "bnncc.lanes"
-"""Marks loops over lanes."""
+"""Annotation of loops over lanes."""
 
 
 def space(
     spec: Conv2d | FewBitConv2d, target: TargetSpec, threads: int, most: int, default: Point,
     sums: int = 1,
 ) -> Space:  # fmt: skip
-    """Return the tiles of columns and of at most `most` vectors whose sums fit the registers.
+    """Return the tiles of columns and up to `most` channel vectors whose sums fit the registers.
 
-    There may be several vectors of `sums` for one of outputs.
+    There are `sums` vectors of accumulators for each vector of outputs.
     """
     registers = target.vector_registers // (target.registers_per_vector(LANES) * sums)
     return with_threads(
@@ -60,27 +60,27 @@ def ranged(
     rule: Callable[..., tirx.PrimFunc], vectors: int, divided: int, apart: bool = False,
     before: Sequence[str] = (),
 ) -> tirx.PrimFunc:  # fmt: skip
-    """Schedule a convolution: tiles of channels, and in them ranges of columns.
+    """Schedule a convolution: channel tiles, and in each of them ranges of columns.
 
     Parameters
     ----------
     func : tirx.PrimFunc
         The definition.
     spec : Conv2d or FewBitConv2d
-        What it computes, flattened.
+        Flattened spec of the kernel.
     target : TargetSpec
-        The machine.
+        The target.
     point : Point
-        Of `space`.
+        A point of `space`.
     rule : callable
-        Schedules a range: takes the definition, the tiles of channels, the columns, and how many
-        rows are held before they are transposed.
+        Schedules a range: takes the definition, a group of channel tiles, a segment of columns,
+        and the number of rows that are buffered before they are transposed.
     vectors : int
-        Of channels in a tile.
+        Channel vectors per tile.
     divided : int
-        How many loops threads share: 0, 3, or 4, the last of which is over tiles of columns.
+        Number of loops that threads share: 0, 3, or 4 including the one over column tiles.
     apart : bool, default False
-        Whether channels that fill no vector are a tile of their own.
+        Whether channels that do not fill a vector form a tile of their own.
     before : sequence of str, optional
         Blocks that run before all tiles, on one thread.
 
@@ -94,13 +94,13 @@ def ranged(
     for group in groups(spec.out_channels, vectors, apart=apart):
         parts = [rule(func, group, segment, rows) for segment in segments(spec, point["columns"])]
         parts += nchw.transposed(func, spec, group, order, order[:divided], rows)
-        # Loops that threads share are one; columns of two widths are loops of their own.
+        # Loops that threads share must be single loops; columns of two widths have separate loops.
         nests += parts if divided == 4 else [ranges.joined(parts, 1 if divided else 3)]
     return multithreading.one_region(ranges.joined(nests, 0))
 
 
 def axes(group: Group, segment: Segment) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the columns and the vectors of channels of a range: the first, and how many."""
+    """Return (first, count) of the columns and of the channel vectors of a range."""
     vectors = group.first, group.count * len(group.lanes)
     return (segment.start, segment.width * segment.tiles), vectors
 
@@ -109,7 +109,7 @@ def tiles(
     func: tirx.PrimFunc, cut: Mapping[str, ranges.Bounds], group: Group, segment: Segment,
     order: str, rows: int = 1, shared: Sequence[str] = (),
 ) -> tuple[s_tir.Schedule, list[Any]]:  # fmt: skip
-    """Schedule the loops over the tiles of a range.
+    """Create the loops over the tiles of a range.
 
     Parameters
     ----------
@@ -118,20 +118,20 @@ def tiles(
     cut : mapping of str to Bounds
         The parts of the blocks before the epilogue, see `ranges.part`.
     group, segment : Group, Segment
-        Which vectors of channels, and which columns.
+        The channel vectors and the columns.
     order : str
-        The loops from the outside in: n, h, o (tiles of channels) and w (tiles of columns).
+        Loop order from the outside in: n, h, o (channel tiles) and w (column tiles).
     rows : int, default 1
-        That are held before they are transposed: a loop around that over w.
+        Rows buffered before they are transposed; adds a loop around that over w.
     shared : sequence of str, optional
-        Names of blocks whose tensors all ranges have in common, besides those of the epilogue.
+        Blocks, besides those of the epilogue, whose tensors all ranges share.
 
     Returns
     -------
     sch : Schedule
-        Of that part, in which the loops over vectors and columns of a tile are unrolled.
+        Schedule of the range; loops over columns and vectors of a tile are unrolled.
     loops : list
-        Those over tiles, from the outside in.
+        The loops over tiles, from the outside in.
     """
     columns, _ = axes(group, segment)
     rest = group.lanes[-1] < LANES
@@ -167,26 +167,26 @@ def sums(
     Parameters
     ----------
     sch : Schedule
-        Of the function.
+        Schedule of the kernel.
     name : str
-        Of the block of sums; another one in it, over lanes, has a product.
+        Block of the sums; an inner block, over lanes, computes a product.
     pair : TensorPair
-        What computes a product.
+        Instruction for the inner block.
     at : LoopRV
-        The loop over tiles that the sums are under.
+        The loop over tiles under which the sums are computed.
     kw_inside : bool, default True
-        Whether the taps of a row are unrolled inside the loop over words, or outside.
+        Whether the taps of a kernel row are unrolled inside the loop over words, or outside it.
     unroll : int, default 1
-        Words in one turn of that loop.
+        Words per iteration of that loop.
     order : str, default "kow"
-        Of what is unrolled, from the outside in: k (taps of a row), o (vectors of channels) and w.
+        Order of the unrolled loops, from the outside in: k (taps of a row), o (vectors) and w.
     rolled : bool, default False
-        Whether the taps of a row are a loop.
+        Whether the taps of a kernel row remain a loop.
     """
     # 3 stage: sums under a tile
     block = sch.get_sblock(name)
     sch.compute_at(block, at, preserve_unit_loops=True)
-    # 2 tile: accumulators inside of the reduction
+    # 2 tile: accumulators innermost in the reduction
     *_, w, o, kh, kw, c = sch.get_loops(block)
     body = [{"k": kw, "o": o, "w": w}[axis] for axis in order]
     if unroll > 1:
@@ -210,7 +210,7 @@ def sums(
 
 
 def table(sch: s_tir.Schedule, name: str) -> None:
-    """Schedule a table of counts per channel that accumulators start from: lanes as vectors."""
+    """Vectorize a table of per-channel initial values of the accumulators."""
     loops = sch.get_loops(name)
     axes = sch.get(sch.get_sblock(name)).iter_vars
     summed = [loop for loop, axis in zip(loops, axes, strict=True) if axis.iter_type == 2]
@@ -228,48 +228,49 @@ def unrolled(sch: s_tir.Schedule, loops: Iterable[Any]) -> None:
 
 
 def in_registers(sch: s_tir.Schedule, tile: Sequence[Any]) -> None:
-    """Unroll loops, and make vectors of the last."""
+    """Unroll loops, and vectorize the last one."""
     *columns, lane = tile
     unrolled(sch, columns)
     sch.vectorize(lane)
 
 
 def mark(sch: s_tir.Schedule, loop: Any, axis: int, least: int = 0) -> None:
-    """Have `bounded` leave out taps of a loop.
+    """Mark a loop over taps, so that `bounded` restricts it to the taps inside the image.
 
     Parameters
     ----------
     sch : Schedule
-        Of the function.
+        Schedule of the kernel.
     loop : LoopRV
         A loop over taps.
     axis : int
-        Which of the axes that a block reduces it is.
+        Index of the loop's axis among the reduction axes of the block.
     least : int, default 0
-        How many taps every window has inside the image. LLVM writes code for tiles without
-        any, unless it knows of one.
+        Minimum number of taps inside the image. If LLVM cannot rule out 0, it generates extra
+        code for tiles without any.
     """
     sch.annotate(loop, _TAPS, [axis, least])
 
 
 def mark_lanes(sch: s_tir.Schedule, loop: Any) -> None:
-    """Have `bounded` make a vector of a loop around a block that changes what it reads.
+    """Mark a loop over lanes for vectorization by `bounded`.
 
-    The primitive refuses it, as it does not see that every turn has an element of its own.
+    The primitive `vectorize` refuses blocks that update what they read, because it cannot see that
+    each iteration updates its own element.
     """
     sch.annotate(loop, _LANES, 1)
 
 
 def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Leave out taps outside the image by the bounds of the loops over them.
+    """Restrict marked loops over taps to the taps inside the image.
 
-    A test in such a loop makes LLVM move accumulators to memory, and loop partitioning, which does
-    not find that the turns before and after are empty, makes the code three times as long.
+    With a condition inside such a loop, LLVM spills accumulators. Loop partitioning does not detect
+    that the parts before and after are empty, and makes the code three times as long.
 
     Parameters
     ----------
     func : tirx.PrimFunc
-        With loops that were given to `mark`.
+        A function with loops marked by `mark`.
 
     Returns
     -------
@@ -322,7 +323,7 @@ def _reduced(block: Any) -> list[int]:
 def _replaced(old: Any, number: int, body: Any, block: Any) -> Any:
     if not block.same_as(old):
         return block
-    # No reduction any more: TVM would allocate sums outside of all loops that its value depends on.
+    # No longer a reduction block: TVM would allocate its buffer outside of all loops.
     iters = [*block.iter_vars]
     iters[number] = tirx.IterVar(iters[number].dom, iters[number].var, tirx.IterVar.DataPar)
     return s_tir.SBlock(

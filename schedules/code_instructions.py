@@ -1,4 +1,4 @@
-"""What multiplies levels and packed codes of weights on a target, and how fast."""
+"""Instructions of a target for products of levels with packed weight codes, and their rates."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _RATES = {
     "": 0.05e6, "ssse3": 0.5e6, "avx2": 0.5e6, "avx512bw": 0.34e6, "avx_vnni": 0.56e6,
     "avx512_vnni": 0.56e6, "neon": 0.08e6, "asimd": 0.08e6, "asimddp": 0.17e6,
 }  # fmt: skip
-"""Products in a microsecond with vectors of 512 bits, by the feature that instructions need: on
-Zen 4, relative to the method ``bytes``; of Arm by counts of instructions."""
+"""Products per microsecond with 512-bit vectors, by required feature: on Zen 4, relative to the
+method ``bytes``; for Arm, from instruction counts."""
 
 
 def of(target: TargetSpec) -> dict[int, TensorPair]:
-    """Return what adds products of codes on `target`, by their bits."""
+    """Return, by bits per code, the pairs for products of codes on `target`."""
     made = DOT_ADD_CODES
     for bits, pairs in (*intrin_x86.DOT_ADD_CODES, *intrin_arm.DOT_ADD_CODES):
         if bits == target.vector_bits and pairs[1].feature in target.features:
@@ -30,5 +30,5 @@ def exist(target: TargetSpec) -> bool:
 
 
 def rate(target: TargetSpec) -> float:
-    """Return how many products vectors of 512 bits make in a microsecond."""
+    """Return the products per microsecond with 512-bit vectors."""
     return _RATES[of(target)[1].feature]

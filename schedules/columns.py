@@ -1,10 +1,10 @@
-"""Cutting the width of a convolution into register tiles."""
+"""Division of the width of a convolution into register tiles."""
 
 from __future__ import annotations
 
 
 def shares(width: int, tile: int) -> list[int]:
-    """Return the widths of as few tiles up to `tile` as cover `width`, that differ by at most one.
+    """Return the widths of the fewest tiles of at most `tile` that cover `width`; equal within one.
 
     Examples
     --------

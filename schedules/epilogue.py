@@ -1,7 +1,7 @@
-"""Scheduling an epilogue: the steps behind an anchor, as vectors of lanes.
+"""Vectorization of an epilogue: its steps become operations on vectors of lanes.
 
-A definition writes an epilogue as blocks over the lanes of one vector of channels, in a block of
-its own (`topi_binary.definitions.epilogue`). Their tensors of `LANES` values become registers.
+A definition writes an epilogue as blocks over the lanes of one channel vector, inside an outer
+block (`topi_binary.definitions.epilogue`). Their tensors of `LANES` values become registers.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.layout import LANES
 
 BLOCKS = ("out", "out_last")
-"""The blocks of an epilogue; the second one exists where the last channels fill no vector."""
+"""Outer blocks of an epilogue; the second exists if the last channels do not fill a vector."""
 
 
 def blocks(sch: s_tir.Schedule) -> list[Any]:
-    """Return the blocks of the epilogue of a definition."""
+    """Return the outer blocks of a definition's epilogue."""
     named = [(sch.get(b).name_hint, b) for b in sch.get_child_blocks(sch.get_sblock("root"))]
     return [block for name, block in named if name in BLOCKS]
 
 
 def vectorize(sch: s_tir.Schedule, block: Any, channels: int, target: TargetSpec) -> None:
-    """Make vectors of the lanes of all steps in `block`.
+    """Vectorize the steps in `block`.
 
     Parameters
     ----------
     sch : s_tir.Schedule
-        The kernel.
+        Schedule of the kernel.
     block : SBlockRV
-        One of `blocks`.
+        An outer block from `blocks`.
     channels : int
-        Of the whole output.
+        Channels of the whole output.
     """
     _inline(sch, block)
     existing = channels % LANES if sch.get(block).name_hint == BLOCKS[1] else 0
@@ -56,9 +56,9 @@ def vectorize(sch: s_tir.Schedule, block: Any, channels: int, target: TargetSpec
 
 
 def _inline(sch: s_tir.Schedule, block: Any) -> None:
-    """Compute a step where one other reads it: TVM and LLVM take long to get rid of tensors.
+    """Inline a step that only one other step reads: TVM and LLVM remove buffers slowly.
 
-    Both have to be vectors.
+    Both must be vectorized.
     """
     steps = [(step, sch.get(step)) for step in sch.get_child_blocks(block)]
     whole = {
@@ -73,20 +73,20 @@ def _inline(sch: s_tir.Schedule, block: Any) -> None:
 
 
 def _neighbours(step: Any) -> bool:
-    """Whether lanes of a step lie beside each other wherever it reads and writes."""
+    """Whether the lanes of a step are contiguous in all tensors that it reads and writes."""
     lane = step.iter_vars[-1].var
     outer = [a for r in (*step.reads, *step.writes) for a in list(r.region)[:-1]]
     return not any(depends(axis.min, lane) for axis in outer)
 
 
 def _chosen(step: Any) -> bool:
-    """Whether a step loads only lanes that exist: no vector of them, but numbers one by one."""
+    """Whether a step loads only the existing lanes, as scalars."""
     value = step.body.value
     return isinstance(value, tvm.ir.Call) and value.op.name == "prim.if_then_else"
 
 
 def _loads_floats(step: Any) -> bool:
-    """Whether that is all that a step does, and they are floats."""
+    """Whether a step only loads such lanes, of floats."""
     if not _chosen(step):
         return False
     loaded = step.body.value.args[1]
@@ -94,5 +94,5 @@ def _loads_floats(step: Any) -> bool:
 
 
 def depends(expr: Any, var: tirx.Var) -> bool:
-    """Return whether `var` stands in `expr`."""
+    """Return whether `expr` contains `var`."""
     return any(other.same_as(var) for other in tirx.analysis.undefined_vars(expr, []))

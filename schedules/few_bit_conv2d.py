@@ -1,9 +1,9 @@
-"""Few-bit convolution and dense layer: a register tile of output columns times channel vectors.
+"""Schedule of few-bit convolutions and dense layers: register tile of columns x channel vectors.
 
-A word of data, a plane of bits or several numbers, meets a vector of weight words of `LANES` output
-channels, and what they count is added to a vector of sums, which an instruction does. Sums of one
-pair of planes begin in the registers of the pair before, so every product costs what a binary one
-does. Taps outside the image are skipped; what they count is among the start values.
+A data word (bits of a plane, or several numbers) is combined with a vector of weight words of
+`LANES` output channels, and the result is added to a vector of sums, by one instruction pair. Sums
+of a pair of planes continue in the registers of the previous pair, so each product costs as much as
+a binary one. Taps outside the image are skipped; the initial values account for them.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import FewBitConv2d
 
 MAX_TILE = 14
-"""Accumulators beyond this many hide no more latency and only lengthen the code."""
+"""Maximum number of accumulators; more hide no more latency and only lengthen the code."""
 
 PLANE_TILES = {1: 8, 2: 8}
-"""The same for planes, by the words of a pixel: where LLVM unrolls the loop over words, more
-columns would move accumulators between registers and memory."""
+"""The same for planes, by words per pixel: if LLVM unrolls the loop over words, more columns would
+spill accumulators."""
 
 PLANE_TILE = 10
-"""For other numbers of words."""
+"""The same for other numbers of words."""
 
 MAX_VECTORS = 4
-"""Vectors of output channels that share a datum."""
+"""Maximum number of channel vectors that share a data word."""
 
 CODE_SUMS = 16
-"""Sums of a tile of packed weights, of which a product has several."""
+"""Number of sums in a tile of packed weights, which has several per product."""
 
 LEVELS = "levels"
 """Block of the sums of levels of each pixel, which all tiles of packed weights read."""
 
 
 def space(spec: FewBitConv2d, target: TargetSpec, threads: int) -> Space:
-    """Return what can be chosen for a few-bit convolution or dense layer."""
+    """Return the search space of a few-bit convolution or dense layer."""
     if tile_choice.pays(spec, target):
         return byte_products.space(spec, target, threads)
     sums = few_bit_data.sums_of_word(spec)
@@ -70,14 +70,14 @@ def space(spec: FewBitConv2d, target: TargetSpec, threads: int) -> Space:
 
 
 def writes_nchw(spec: FewBitConv2d, target: TargetSpec) -> bool:
-    """Return whether the kernel of `spec` writes results in NCHW."""
+    """Return whether the kernel of `spec` writes NCHW results itself."""
     return nchw.fits(spec, target)
 
 
 def apply(
     func: tirx.PrimFunc, spec: FewBitConv2d, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc:
-    """Schedule a few-bit convolution or dense layer as `point` says."""
+    """Schedule a few-bit convolution or dense layer."""
     if tile_choice.pays(spec, target):
         return byte_products.apply(func, spec, target, point)
     flat, vectors = flattened(spec), min(point["vectors"], layout.blocks(spec.out_channels))
@@ -93,12 +93,12 @@ def _tiles(
     spec: FewBitConv2d, target: TargetSpec, point: Point, func: tirx.PrimFunc, group: Group,
     segment: Segment, rows: int,
 ) -> tirx.PrimFunc:  # fmt: skip
-    """Schedule a range of columns and vectors of channels."""
+    """Schedule a range of columns and channel vectors."""
     # 1 normalise
     columns, vectors = channel_tiles.axes(group, segment)
     axes = {b.name_hint: [i.iter_type for i in b.iter_vars] for b in ranges.blocks(func)}
     names = [name for name in axes if name.startswith(("sum", "count"))]
-    first = {name: axes[name].count(0) - 2 for name in names}  # behind planes and parts
+    first = {name: axes[name].count(0) - 2 for name in names}  # after planes and parts
     cut = {name: {axis: columns, axis + 1: vectors} for name, axis in first.items()}
     cut["acc"] = {2: columns, 3: (vectors[0] * LANES, vectors[1] * LANES)}
     # 2 tile
@@ -109,7 +109,7 @@ def _tiles(
     *_, column, channel = sch.get_loops("acc")
     vector, lane = sch.split(channel, [None, LANES])
     channel_tiles.in_registers(sch, [column, vector, lane])
-    # 5 parallel: only loops around whole reductions can be
+    # 5 parallel: only loops outside whole reductions
     if point.get("divide", 0):
         sch.parallel(sch.fuse(*tile[:3]))
     # 4 tensorize
@@ -133,7 +133,7 @@ def _tiles(
 
 
 def _pair(sch: s_tir.Schedule, name: str, spec: FewBitConv2d, target: TargetSpec) -> TensorPair:
-    """Return what adds the products of a block of sums."""
+    """Return the instruction for the products in a block of sums."""
     if spec.method == "packed":
         return code_instructions.of(target)[spec.weight_bits]
     if spec.method in NUMBERS:
@@ -147,7 +147,7 @@ def _pair(sch: s_tir.Schedule, name: str, spec: FewBitConv2d, target: TargetSpec
 
 
 def instructions(target: TargetSpec) -> dict[str, TensorPair]:
-    """Return what adds several products at once on `target`, by the type of the data."""
+    """Return, by data type, the instructions of `target` that add several products at once."""
     return {
         dtype: pair
         for (dtype, bits), pair in [*intrin_x86.DOT_ADD.items(), *intrin_wasm.DOT_ADD.items()]
@@ -161,7 +161,7 @@ def choose(spec: FewBitConv2d, target: TargetSpec) -> dict[str, int]:
     width = flat.output_hw[1]
     per_vector, sums = target.registers_per_vector(LANES), few_bit_data.sums_of_word(spec)
     spare, most = 2 * per_vector + 2, MAX_TILE
-    if spec.method == "packed":  # with 128 bits, the codes of a word fill as many as the word
+    if spec.method == "packed":  # with 128 bits, decoded codes need as many registers as words
         spare, most = per_vector * (4 if target.vector_bits == 128 else 2), CODE_SUMS // sums
     if spec.form == "planes":
         most = PLANE_TILES.get(few_bit_data.group_words(spec), PLANE_TILE)

@@ -1,4 +1,4 @@
-"""How a few-bit layer is computed: the method whose products take least by an estimate."""
+"""Selection of the method of a few-bit layer, by estimated time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bnncc.topi_binary.definitions.few_bit_conv2d import NUMBERS
 from bnncc.topi_binary.spec import FewBitConv2d
 
 FEW_BIT = ("auto", "bitplanes")
-"""What may choose: the estimate, or nobody."""
+"""Values of the option: select by estimate, or always bit planes."""
 
 
 def offered(method: str, target: TargetSpec) -> bool:
-    """Return whether `target` has what makes `method` worth a look."""
+    """Return whether `target` has the instructions that make `method` worthwhile."""
     if method == "packed":
         return code_instructions.exist(target)
     dtype = NUMBERS.get(method)
@@ -27,19 +27,19 @@ def offered(method: str, target: TargetSpec) -> bool:
 def choose(
     candidates: Sequence[FewBitConv2d], target: TargetSpec, allowed: str = "auto"
 ) -> tuple[FewBitConv2d, str] | None:
-    """Choose how a layer is computed.
+    """Select the method of a layer.
 
     Parameters
     ----------
     candidates : sequence of FewBitConv2d
-        The ways to compute it; planes are among them.
+        Specs of all possible methods, including bit planes.
     allowed : {"auto", "bitplanes"}
-        Whether other ways than planes may be chosen.
+        Whether methods other than bit planes may be selected.
 
     Returns
     -------
     tuple or None
-        The spec, and why, in words; None where the target has no kernel for it.
+        The spec, and a reason for the report; None if the target has no kernel for it.
     """
     if target.kind == "cuda":
         return _on_gpu(candidates)
@@ -59,7 +59,7 @@ def choose(
 
 
 def _on_gpu(candidates: Sequence[FewBitConv2d]) -> tuple[FewBitConv2d, str] | None:
-    """Choose the fewest pairs of planes, which tensor cores multiply; numbers only if need be."""
+    """Select the fewest pairs of planes, for tensor cores; other methods only if necessary."""
     fit = [spec for spec in candidates if not spec.depthwise]
     planes = [spec for spec in fit if spec.form == "planes"]
     best = min(planes or fit[:1], key=lambda spec: spec.weight_bits, default=None)
@@ -69,7 +69,7 @@ def _on_gpu(candidates: Sequence[FewBitConv2d]) -> tuple[FewBitConv2d, str] | No
 def chooser(
     target: TargetSpec, allowed: str
 ) -> Callable[[Sequence[FewBitConv2d]], tuple[FewBitConv2d, str] | None]:
-    """Return `choose` for one machine."""
+    """Return `choose` for a target."""
     return partial(choose, target=target, allowed=allowed)
 
 

@@ -1,10 +1,10 @@
-"""Float convolution and dense layers: a tile of columns and vectors of channels in registers.
+"""Schedule of direct float convolutions and dense layers: register tile of columns x vectors.
 
-Lanes are output channels. A datum is broadcast against the weights of a vector, or lanes load data
-of their own where each channel is a group. The sums of a tile stay in registers over the whole
-reduction, and the epilogue takes them from there. Ranges of columns whose taps lie alike are
-scheduled alone: rows outside the image are left out by the bounds of a loop, columns by tests that
-are known there.
+Lanes are output channels. A data element is broadcast and multiplied by a vector of weights; in
+depthwise layers, each lane loads its own element. The sums of a tile stay in registers over the
+whole reduction and go directly to the epilogue. Ranges of columns with the same taps inside the
+image are scheduled separately: rows outside the image are excluded by the bounds of a loop, columns
+by conditions that are constant within the range.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bnncc.topi_binary.spec import Conv2d
 
 
 def writes_nchw(spec: Conv2d, target: TargetSpec) -> bool:
-    """Return whether the kernel of `spec` writes results in NCHW."""
+    """Return whether the kernel of `spec` writes NCHW results itself."""
     if spec.method != "direct" or spec.pool is not None or tile_choice.pays(spec, target):
         return False
     plain = spec.operands == "float32" or quantization.apart(spec)
@@ -44,12 +44,12 @@ def writes_nchw(spec: Conv2d, target: TargetSpec) -> bool:
 def direct(
     func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc | None:
-    """Schedule a convolution of floats; None if it has a ring of rows, transformed or pooled."""
+    """Schedule a direct float convolution; None for methods with a ring buffer of rows."""
     if spec.method == "direct" and quantization.apart(spec):
         return bfloat16_conv2d.apply(func, spec, target, threads, point)
     if spec.method != "direct" or spec.operands != "float32":
         return None
-    if spec.pool is not None:  # no pass pools other groups in their kernel
+    if spec.pool is not None:  # no pass fuses a pooling into other grouped convolutions
         ringed = spec.groups == 1 or spec.depthwise
         return None if ringed else generic.schedule(func, target, threads)
     flat, vectors = flattened(spec), point["vectors"]
@@ -58,7 +58,7 @@ def direct(
         vectors -= 1
     divided = 0
     if point.get("divide", 0):
-        # One long row of pixels has too few tiles of channels for some numbers of threads.
+        # One long row of pixels has too few channel tiles for some numbers of threads.
         blocks = spec.images * -(-spec.out_channels // (LANES * vectors))
         long = spec.rank == 4 and (flat.height, flat.width) != (spec.height, spec.width)
         divided = 4 if long and not multithreading.balanced(blocks, threads) else 3
@@ -72,7 +72,7 @@ def _tiles(
     spec: Conv2d, target: TargetSpec, point: Point, divided: int, func: tirx.PrimFunc,
     group: Group, segment: Segment, rows: int,
 ) -> tirx.PrimFunc:  # fmt: skip
-    """Schedule a range of columns and vectors of channels; threads share `divided` loops."""
+    """Schedule a range of columns and channel vectors; threads share `divided` loops."""
     vectors = len(group.lanes)
     lanes = LANES if spec.shared else group.lanes[-1]
     # 1 normalise
@@ -94,7 +94,7 @@ def _tiles(
 
 
 def _sums(sch: s_tir.Schedule, spec: Conv2d, cells: tuple[int, int], point: Point) -> None:
-    """Schedule the sums of a tile of vectors and lanes."""
+    """Schedule the sums of a tile."""
     *_, column, channel, kh, kw, c = sch.get_loops("sum")
     vector, lane = sch.split(channel, [*cells])
     taps, body = [kw], [vector, column]

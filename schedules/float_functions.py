@@ -1,13 +1,13 @@
-"""exp, log, sigmoid, tanh and erf of float32 as polynomials, in place of calls of C's library.
+"""exp, log, sigmoid, tanh and erf of float32 as polynomials, instead of calls to the C library.
 
-LLVM and C compilers call the library for one number at a time. Here a function is additions and
-products on whatever vector its argument is. The error is below 2 ulp everywhere: denormal
-results, infinities, NaN and the sign of zero are as C's library has them, with or without a fused
+LLVM and C compilers would call the library for one number at a time. Here a function is additions
+and multiplications on vectors of any length. The error is below 2 ulp everywhere. Subnormal
+results, infinities, NaN and the sign of zero agree with the C library, with and without fused
 multiply-add. sigmoid(0) is exactly 0.5, and tanh and erf have the sign of their argument, so a sign
-taken afterwards is that of the exact function.
+computed from the result is that of the exact function.
 
 Coefficients are minimax, weighted by the relative error of the result, and rounded to float32 one
-after another, the others being fitted again after each.
+by one; the remaining ones are refitted after each rounding.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ FUNCTIONS = ("exp", "log", "log1p", "sigmoid", "tanh", "erf")
 """Names of TVM's operators; `benchmarks/float_functions.py` measures their errors."""
 
 _LN2 = (0.693359375, -2.12194440e-4)
-"""ln 2 in two parts: the first times an exponent is exact."""
+"""ln 2 in two parts; the product of the first part and an exponent is exact."""
 
 _EXP = (0.4999999701976776, 0.1666654646396637, 0.04166743531823158, 0.00836627185344696,
         0.0013870694674551487)  # fmt: skip
-"""Of ``(exp(r) - 1 - r) / r**2`` for r up to ln(2) / 2 on both sides."""
+"""Coefficients of ``(exp(r) - 1 - r) / r**2``, for abs(r) up to ln(2) / 2."""
 
 _LOG = (0.3333333134651184, -0.2500081956386566, 0.2000124156475067, -0.166234090924263,
         0.14201579988002777, -0.13159610331058502, 0.12762217223644257,
         -0.07636439055204391)  # fmt: skip
-"""Of ``(log(1 + f) - f + f**2 / 2) / f**3`` for 1 + f between sqrt(1/2) and sqrt(2)."""
+"""Coefficients of ``(log(1 + f) - f + f**2 / 2) / f**3``, for 1 + f in [sqrt(1/2), sqrt(2)]."""
 
 _TANH_HALF = 0.5493061542510986
-"""Where tanh is 0.5."""
+"""Argument for which tanh is 0.5."""
 
 _TANH_NEAR = (-0.33333316445350647, 0.13332544267177582, -0.0538475476205349, 0.02105071395635605,
               -0.00624284939840436)  # fmt: skip
-"""Of ``(tanh(x) / x - 1) / x**2`` in ``x**2``, for x up to `_TANH_HALF`."""
+"""Coefficients of ``(tanh(x) / x - 1) / x**2`` in ``x**2``, for x up to `_TANH_HALF`."""
 
 _ERF_NEAR = (0.12837916612625122, -0.3761262595653534, 0.11283578723669052, -0.026853347197175026,
              0.005187162198126316, -0.0007997853099368513, 7.806903886375949e-05)  # fmt: skip
-"""Of ``erf(x) / x - 1`` in ``x**2`` up to 1."""
+"""Coefficients of ``erf(x) / x - 1`` in ``x**2``, for x up to 1."""
 
 _ERF_FAR = (0.00035371718695387244, 1.1270400285720825, 0.6382257342338562, 0.1030372679233551,
             -0.02180524170398712, 0.0029395809397101402, -0.00018557067960500717)  # fmt: skip
-"""Of ``-log(1 - erf(x))`` for x from 1 to 4."""
+"""Coefficients of ``-log(1 - erf(x))``, for x from 1 to 4."""
 
 _SQRT_HALF, _SIGN = 0x3F3504F3, -(2**31)
-"""Bits of sqrt(1/2) and -0."""
+"""Bits of sqrt(1/2) and of -0."""
 _TO_WHOLE = 1.5 * 2.0**23
-"""Added to a number below 2**22, it leaves the nearest integer in the lowest bits."""
+"""Added to a number below 2**22, it leaves the nearest integer in the low bits."""
 
 
 class _Writer:
-    """Writes terms of one type; those that are used twice get names."""
+    """Writes expressions of one type; those used twice are bound to names."""
 
     def __init__(self, lanes: int, multiply_add: Callable[..., Expr]) -> None:
         self.lanes, self.multiply_add = lanes, multiply_add
@@ -96,7 +96,7 @@ class _Writer:
         return self.floats((exponent + self.whole(127)) << self.whole(23))
 
     def least(self, limit: float, value: Expr) -> Expr:
-        """Return the lesser; NaN stays."""
+        """Return the minimum; NaN is preserved."""
         return tirx.Select(self.number(limit) < value, self.number(limit), value)
 
     def most(self, limit: float, value: Expr) -> Expr:
@@ -125,7 +125,7 @@ class _Writer:
         return self.shared(exponent), self.multiply_add(self.polynomial(r, _EXP), r * r, r)
 
     def scales(self, n: Expr) -> tuple[Expr, Expr]:
-        """Return two factors of 2 to the power of `n`, which may be beyond those of float32."""
+        """Return two factors whose product is 2**n, which may be outside the range of float32."""
         half = self.shared(n >> self.whole(1))
         return self.shared(self.power(half)), self.shared(self.power(n - half))
 
@@ -155,7 +155,7 @@ class _Writer:
         return exponent, self.floats(bits - (exponent << self.whole(23))) - self.number(1)
 
     def logarithm(self, x: Expr, exponent: Expr, f: Expr) -> Expr:
-        """Return ``exponent * log(2) + log(1 + f)``; `x` decides where there is no such number."""
+        """Return ``exponent * log(2) + log(1 + f)``; `x` selects the special cases."""
         count = self.shared(tirx.Cast(self.kind("float32"), exponent))
         f = self.shared(f)
         square = self.shared(f * f)
@@ -174,7 +174,7 @@ class _Writer:
         low, high = self.scales(n)
         power = self.shared((rest + one) * low * high)
         below = self.shared(power + one)
-        # What the sum lost would be the largest error: it is taken from the dividend.
+        # The rounding error of the sum would dominate; it is subtracted from the numerator.
         lost = power - (below - one)
         dividend = (rest - lost + one) * low * high
         return tirx.Select(x < self.number(0), dividend, one) / below
@@ -201,23 +201,23 @@ class _Writer:
 def written(
     name: str, x: Expr, lanes: int, multiply_add: Callable[..., Expr]
 ) -> tuple[list[tuple[tirx.Var, Expr]], Expr]:
-    """Write a function out.
+    """Write a function as an expression.
 
     Parameters
     ----------
     name : str
-        One of `FUNCTIONS`.
+        A name in `FUNCTIONS`.
     x : Expr
-        Its argument, float32.
+        Argument, float32.
     lanes : int
-        How many lanes that has.
+        Number of lanes of the argument.
     multiply_add : callable
-        Takes a, b and c, and returns ``a * b + c``, rounded once or twice.
+        Takes a, b and c; returns ``a * b + c``, rounded once or twice.
 
     Returns
     -------
     names : list of (tirx.Var, Expr)
-        Intermediate results, each of which may read those before it.
+        Intermediate results; each may use those before it.
     body : Expr
         The result.
     """
@@ -228,12 +228,12 @@ def written(
 
 
 def expanded(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Replace `FUNCTIONS` of float32 by what computes them.
+    """Replace calls of `FUNCTIONS` on float32 by polynomials.
 
     Parameters
     ----------
     func : tirx.PrimFunc
-        Lowered: vectors are vectors, and nothing simplifies terms any more.
+        Lowered: loops are vectorized, and no later pass simplifies floating-point expressions.
     """
 
     def call(node: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Float convolution and dense layers: how many registers each tile takes.
+"""Tile sizes of float convolutions and dense layers.
 
-Sizes are chosen from the registers and caches of the target. `float_conv2d` schedules definitions;
-kernels with a ring of rows are written as tiles already (`templates`), and scheduled here.
+They are chosen from the registers and caches of the target. `float_conv2d` schedules definitions;
+kernels with a ring buffer of rows are written tile by tile (`templates`) and scheduled here.
 """
 
 from __future__ import annotations
@@ -27,44 +27,44 @@ MAX_UNROLLED = 256
 """Products in the body of an innermost loop."""
 
 DENSE_VECTORS = 7
-"""Streams of weights that a dense layer reads at once."""
+"""Number of weight streams that a dense layer reads concurrently."""
 
 STRIP = 4
-"""Rows that a filtered convolution computes with weights too many for the second cache."""
+"""Rows per strip of a filtered convolution whose weights exceed the L2 cache."""
 
 UNROLLED_CHANNELS = 4
 """Input channels in the innermost loop of a filtered convolution."""
 
 MIN_CHUNK = 4
-"""Rows of the output that are worth transforming the rows around them again, for a thread."""
+"""Minimum number of output rows per thread that repays transforming the rows around them again."""
 
 MAX_COLUMNS, MAX_VECTORS, MAX_STRIP = 28, 7, 8
-"""The largest that are tried: columns, vectors and rows of a strip."""
+"""Largest values in the search space: columns, vectors and rows per strip."""
 
 MAX_GATHERED = 16
-"""Products in the body of a loop where each collects data that are no neighbours in memory."""
+"""Products in the body of a loop in which each product loads non-contiguous data."""
 
 LOOPED_DEPTH = 16
-"""Channels up to which LLVM unrolls the loop over them. With AVX2 it keeps data that several taps
-around that loop read, moving accumulators to memory for these, if the taps of a row are unrolled
-too: where rows are pooled, 1.7 to 2.8 times as long as with a loop. Other vectors gain nothing."""
+"""Up to this many channels, LLVM unrolls the loop over channels. With AVX2, if the taps of a row
+are unrolled too, it then keeps data that several taps read in registers and spills accumulators.
+For pooled rows that takes 1.7 to 2.8 times as long as a loop. Other vector sizes gain nothing."""
 
 MAX_SHARES = 4
-"""Pieces of the images for each thread."""
+"""Pieces of the images per thread."""
 
 
 PAIRS = {quantization.PACKED["int8"]: DOT_ADD["uint8", 512]}
-"""What multiplies several operands of a lane at once, by how many, where not defined by itself."""
+"""By operands per lane: the multiply-add instruction, unless it follows from the number."""
 
 INSTRUCTION = {"bfloat16": "avx512_bf16", "int8": "avx512_vnni"}
-"""The feature of a machine that multiplies several operands of a lane at once."""
+"""Target feature of the instruction that multiplies several operands per lane."""
 
 SHARING_VECTORS = 4
-"""Vectors of output channels that share a datum of few bits."""
+"""Maximum number of channel vectors that share a few-bit data element."""
 
 
 def conv2d_space(spec: Conv2d, target: TargetSpec, threads: int) -> Space:
-    """Return what can be chosen for a float convolution or dense layer."""
+    """Return the search space of a float convolution or dense layer."""
     if spec.method == "direct" and quantization.apart(spec):
         return bfloat16_conv2d.space(spec, target, threads)
     made = _one_thread(spec, target)
@@ -88,7 +88,7 @@ def conv2d_space(spec: Conv2d, target: TargetSpec, threads: int) -> Space:
 
 
 def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx.PrimFunc:
-    """Tile a float convolution with a ring of rows as `point` says."""
+    """Write and schedule a float convolution with a ring buffer of rows."""
     parallel = bool(point.get("divide", 0))
     chunks = point.get("chunks", 1) if parallel else 1
     columns, vectors = point["columns"], point["vectors"]
@@ -130,7 +130,7 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
 
 
 def _pooled(sch: s_tir.Schedule, rows: Rows) -> None:
-    """Schedule the pooling of a convolution's rows, a tile of columns after the other."""
+    """Schedule the pooling of a convolution's rows, one tile of columns after the other."""
     if rows.ring_spec is None:
         return
     rolled = rows.ring_spec.kernel[1] > UNROLLED_TAPS
@@ -142,18 +142,18 @@ def _pooled(sch: s_tir.Schedule, rows: Rows) -> None:
 
 
 def _sums(sch: s_tir.Schedule, name: str, pair: TensorPair, **order: Any) -> None:
-    """Schedule the sums of a range of a template under the tiles that take them."""
+    """Schedule the sums of a range of a template under the tiles that use them."""
     channel_tiles.sums(sch, f"acc_{name}", pair, sch.get_loops(f"out_{name}")[-1], **order)
 
 
 def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
-    """Return the choices of a tile."""
+    """Return the search space of a tile."""
     per_vector = target.registers_per_vector(layout.LANES)
     registers = target.vector_registers // per_vector
     blocks = layout.blocks(spec.out_channels)
 
     def held(point: Point) -> bool:
-        """Whether accumulators, a vector of weights each, a datum and a spare have registers."""
+        """Whether accumulators, a weight vector each, a data element and a spare fit."""
         return (point["columns"] + 1) * point["vectors"] <= max(3, registers - 2)
 
     if spec.operands != "float32" and spec.method == "direct":
@@ -188,7 +188,7 @@ def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
     return space(
         {
             "columns": tile_sizes(width, MAX_COLUMNS),
-            "vectors": range(1, max(2, min(blocks, MAX_VECTORS)) + 1),  # some records have 2 of 1
+            "vectors": range(1, max(2, min(blocks, MAX_VECTORS)) + 1),  # old records have 2 of 1
             "kw_inside": (0, 1) if spec.kernel[1] > 1 else (),
             "rows_outside": (0, 1),
             "unroll": [u for u in powers(UNROLLED_CHANNELS) if depth % u == 0],
@@ -199,9 +199,9 @@ def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
 
 
 def _budget(target: TargetSpec) -> int:
-    """Return how many vectors of accumulators a tile may have."""
+    """Return the maximum number of accumulators in a tile."""
     per_vector = target.registers_per_vector(layout.LANES)
-    # Besides accumulators: two weight vectors, a datum and a spare; 14 hide the latency anywhere.
+    # Besides accumulators: two weight vectors, a data element and a spare; 14 hide the latency.
     spare = 2 * per_vector + 2
     return max(2, min(14, (target.vector_registers - spare) // per_vector))
 
@@ -218,9 +218,9 @@ def choose_filtered(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
     if tiles < budget // 2:
         vectors = max(1, min(budget // tiles, channels))
     elif block_bytes <= target.l1_bytes < vectors * block_bytes:
-        vectors = 1  # so that the first cache keeps the weights while a row goes by
+        vectors = 1  # so that the L1 cache holds the weights during a row
     side = max(1, min(tiles, budget // vectors))
-    # Weights that fit no cache come from memory once per strip of rows.
+    # Weights that exceed the caches are read from memory once per strip of rows.
     weight_bytes = filtering.weight_size(spec) * 4
     steps = -(-height // (vertical.outputs if vertical else 1))
     rows = 1 if weight_bytes < target.l2_bytes // 4 else min(steps, STRIP)
@@ -229,7 +229,7 @@ def choose_filtered(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
 
 
 def _chunks(spec: Conv2d, threads: int) -> int:
-    """Return into how many pieces to cut an image, if rows around a piece are computed again."""
+    """Return into how many pieces to divide an image, if rows around each are recomputed."""
     images = spec.images
     most = max(1, spec.output_hw[0] // MIN_CHUNK)
     return next((c for c in range(1, most) if multithreading.balanced(images * c, threads)), most)
@@ -243,8 +243,8 @@ def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
     budget = _budget(target)
     vectors = min(2 if budget >= 8 else 1, layout.blocks(spec.out_channels))
     if not spec.shared:
-        # Each lane has data of its own: nothing is shared between vectors, and collecting data that
-        # are not neighbours in memory is most of the code.
+        # Each lane has its own data: vectors share nothing, and loading non-contiguous data is most
+        # of the code.
         if spec.depthwise:
             vectors = 2 if budget >= 8 and layout.blocks(spec.channels) >= FAR_BLOCKS else 1
             columns = min(4 if vectors == 2 else 5, budget // vectors)
@@ -255,14 +255,14 @@ def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
     if width < budget // 2:
         vectors = max(1, min(budget // width, DENSE_VECTORS, layout.blocks(spec.out_channels)))
     columns = 1 if target.scalar else max(1, budget // vectors)
-    # Weights of one tile should stay in the first cache while the rows go by.
+    # The weights of one tile should stay in the L1 cache during the loop over rows.
     data_bytes = spec.channels * spec.height * spec.width * 4
     weight_bytes = spec.channels // spec.groups * spec.kernel[0] * spec.kernel[1] * 4
     weight_bytes *= spec.out_channels
     return _tile(
         columns,
         vectors,
-        # Where registers are few, LLVM would keep data for several taps and spill accumulators.
+        # With few registers, LLVM would keep data for several taps and spill accumulators.
         kw_inside=per_vector == 1 and spec.kernel[1] * columns * vectors <= MAX_UNROLLED,
         rows_outside=weight_bytes < min(data_bytes, target.l2_bytes // 2),
     )
@@ -276,8 +276,8 @@ def _tile(
 
 
 def packed(operands: str, target: TargetSpec) -> int:
-    """Return how many operands share a word on `target`."""
-    if target.kind == "cuda":  # tensor cores multiply pairs, Turing's in tiles of another shape
+    """Return the number of operands per word on `target`."""
+    if target.kind == "cuda":  # tensor cores multiply pairs; Turing's have another tile shape
         paired = operands in ("bfloat16", "float16") and "sm_75" not in target.gpus
         return quantization.PACKED[operands] if paired else 1
     has = target.vector_bits == 512 and INSTRUCTION.get(operands) in target.features
@@ -285,7 +285,7 @@ def packed(operands: str, target: TargetSpec) -> int:
 
 
 def limits(spec: Conv2d, target: TargetSpec) -> tuple[int, int]:
-    """Return the most vectors in a tile, and how many registers of 16 lanes there are."""
+    """Return the maximum number of vectors per tile, and the number of 16-lane registers."""
     per_vector = target.registers_per_vector(layout.LANES)
     registers = target.vector_registers // per_vector
     return min(
@@ -296,5 +296,5 @@ def limits(spec: Conv2d, target: TargetSpec) -> tuple[int, int]:
 def choose_quantized(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default tile of `spec`, for one thread."""
     vectors, registers = limits(spec, target)
-    # Besides accumulators: a vector of weights each, a datum and a spare.
+    # Besides accumulators: a weight vector each, a data element and a spare.
     return {"columns": max(1, (registers - vectors - 2) // vectors), "vectors": vectors}

@@ -1,11 +1,11 @@
-"""A schedule for what TVM legalized: everything that is not a kernel of ours.
+"""Schedule of functions that TVM legalized: everything that is not a kernel of ours.
 
-Chains of elementwise blocks are inlined; then each block left is scheduled alone. Elementwise
-blocks are vectorized along their last axis, transpositions in strips of it. Reductions keep a tile
-of accumulators in registers if a vector of neighbouring outputs reads neighbouring inputs (matrix
-products, channels-last pooling), or are cut into as many partial sums as a vector has lanes if the
-reduced axis is contiguous.
-What a block does not allow is left undone: a function always comes back, and computes the same.
+Chains of elementwise blocks are inlined; each remaining block is scheduled separately. Elementwise
+blocks are vectorized along their last axis, transpositions in strips of it. A reduction keeps a
+tile of accumulators in registers if adjacent outputs read adjacent inputs (matrix products,
+channels-last pooling). If the reduced axis is contiguous, it is split into as many partial sums as
+a vector has lanes. A step that TVM refuses is skipped, so there is always a result, and it computes
+the same.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from bnncc.topi_binary.spec import Spec
 Block = Any
 Loop = Any
 Nest = tuple[list[Loop], list[Loop]]
-"""Loops over results, and over what is reduced."""
+"""Loops over results, and reduction loops."""
 
 MIN_LANES = 4
-"""Narrower vectors are left to LLVM."""
+"""Minimum vector length; narrower loops are left to LLVM."""
 
 ROWS = 4
 """Rows of accumulators in the tile of a matrix product."""
 
 LINES = 8
-"""Lines of the cache from which a transposed block reads together: as many as the first level has
-ways, for lines whose addresses differ by a power of two displace each other."""
+"""Cache lines from which a transposed block reads at once: the associativity of the L1 cache,
+because lines whose addresses differ by a power of two share a set."""
 
 MAX_NODES = 512
-"""Nodes of the expression of one block; what is inlined where it is read twice is there twice."""
+"""Maximum size of a block's expression; an expression inlined into two reads counts twice."""
 
 _SPATIAL, _REDUCE = 0, 2
 
@@ -52,15 +52,15 @@ def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.
     Parameters
     ----------
     func : tirx.PrimFunc
-        What ``LegalizeOps``, ``FuseOps`` and ``FuseTIR`` made.
+        From ``LegalizeOps``, ``FuseOps`` and ``FuseTIR``.
     threads : int, default 1
-        How many threads it may use.
+        Threads that it may use.
 
     Returns
     -------
     tirx.PrimFunc
-        Same name, parameters and results (float sums may be in another order); `func` itself where
-        nothing could be done.
+        Same name, parameters and results (float sums may be in another order); `func` itself if
+        nothing could be scheduled.
     """
     if target.kind == "cuda":
         return _for_gpu(func, target)
@@ -90,12 +90,12 @@ def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.
 def as_defined(
     func: tirx.PrimFunc, spec: Spec, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc:
-    """Schedule a definition block by block: the rule of kinds that have no better one."""
+    """Schedule a definition block by block; used for kinds without a rule of their own."""
     return schedule(func, target, threads)
 
 
 def _for_gpu(func: tirx.PrimFunc, target: TargetSpec) -> tirx.PrimFunc:
-    """Schedule by TVM's rules for GPUs: matrix products, sums, and one thread for each result."""
+    """Apply TVM's GPU rules: matrix products, reductions, and one thread per result."""
     from tvm.s_tir import dlight
 
     device = tvm.target.Target({"kind": "cuda", "arch": target.gpus[0]}, host="llvm")
@@ -104,7 +104,7 @@ def _for_gpu(func: tirx.PrimFunc, target: TargetSpec) -> tirx.PrimFunc:
         for rule in (*rules, dlight.gpu.GeneralReduction(), dlight.gpu.Fallback()):
             try:
                 done = dlight.ApplyDefaultSchedule(rule)(tvm.IRModule({"main": func}))["main"]
-            except Exception:  # ScheduleError, of products with a tensor without dimensions
+            except Exception:  # ScheduleError, e.g. for products with a tensor of rank 0
                 continue
             if done.attrs is not None and done.attrs.get("tirx.is_scheduled"):
                 return done
@@ -112,11 +112,11 @@ def _for_gpu(func: tirx.PrimFunc, target: TargetSpec) -> tirx.PrimFunc:
 
 
 def attempt(sch: s_tir.Schedule, change: Callable[..., None], *args: Any) -> s_tir.Schedule:
-    """Return `sch` changed, or as it was where TVM refuses."""
+    """Return `sch` with a change, or unchanged if TVM refuses it."""
     attempt = sch.copy()
     try:
         change(attempt, *args)
-    except Exception:  # ScheduleError, and internal errors of shapes it did not expect
+    except Exception:  # ScheduleError, and internal errors for unexpected shapes
         return sch
     return attempt
 
@@ -138,7 +138,7 @@ def _only_elementwise_consumers(sch: s_tir.Schedule, name: str) -> bool:
 
 
 def _small_when_inlined(sch: s_tir.Schedule, name: str) -> bool:
-    """Whether what reads a block stays small with its expression in place of each read."""
+    """Whether the readers of a block stay small enough if its expression is inlined."""
     block = sch.get_sblock(name)
     made = sch.get(block).writes[0].source
     size = len(_of_kind(sch.get(block).body, tvm.ir.Expr))
@@ -150,7 +150,7 @@ def _small_when_inlined(sch: s_tir.Schedule, name: str) -> bool:
 
 
 def _extent(sch: s_tir.Schedule, loop: Loop) -> int:
-    """Return the extent of `loop`, 0 if it is not constant."""
+    """Return the extent of `loop`, or 0 if it is not constant."""
     extent = sch.get(loop).extent
     return int(extent.value) if isinstance(extent, tirx.IntImm) else 0
 
@@ -202,7 +202,7 @@ def _elementwise(
 
 
 def _transposed(sch: s_tir.Schedule, loops: list[Loop], across: int, parallel: bool) -> None:
-    """Write short vectors, and read what lies beside their elements next, while it is cached."""
+    """Write short vectors, and next read what is adjacent to their elements, while it is cached."""
     *outer, last = loops
     size = _lanes_of(_extent(sch, last), LINES)
     if not size:
@@ -216,7 +216,7 @@ def _transposed(sch: s_tir.Schedule, loops: list[Loop], across: int, parallel: b
 
 
 def _across(sch: s_tir.Schedule, block: Block) -> int | None:
-    """Return the number of the axis along which what is read is contiguous, if not the last."""
+    """Return the index of the axis along which reads are contiguous, or None for the last axis."""
     statement = sch.get(block)
     *others, last = (axis.var for axis in statement.iter_vars)
     for region in _loads(statement):
@@ -231,7 +231,7 @@ def _across(sch: s_tir.Schedule, block: Block) -> int | None:
 
 
 def _lanes_of(extent: int, lanes: int) -> int:
-    """Return the widest vector that divides `extent`, 0 if none does."""
+    """Return the longest vector length that divides `extent`, or 0."""
     while lanes >= MIN_LANES:
         if extent and extent % lanes == 0:
             return lanes
@@ -240,7 +240,7 @@ def _lanes_of(extent: int, lanes: int) -> int:
 
 
 def _regular(sch: s_tir.Schedule, block: Block) -> int:
-    """Return along how many values of the last axis all indices move by one, or not at all."""
+    """Return the number of values along the last axis for which all indices move by 1 or 0."""
     statement = sch.get(block)
     var, extent = statement.iter_vars[-1].var, statement.iter_vars[-1].dom.extent
     loads = _loads(statement)
@@ -262,7 +262,7 @@ def _regular(sch: s_tir.Schedule, block: Block) -> int:
 
 
 def _ranges(statement: s_tir.SBlock) -> Analyzer:
-    """Return what knows the extents of a block's axes, which make parts of reshapes superfluous."""
+    """Return an analyzer that knows the axis ranges of a block, which simplifies reshapes."""
     known = Analyzer()
     for axis in statement.iter_vars:
         known.bind(axis.var, axis.dom)
@@ -270,13 +270,13 @@ def _ranges(statement: s_tir.SBlock) -> Analyzer:
 
 
 def _indices(statement: s_tir.SBlock) -> list[list[Any]]:
-    """Return where the region begins that is read of each input."""
+    """Return the start indices of the region that is read of each input."""
     known = _ranges(statement)
     return [[known.simplify(axis.min) for axis in region.region] for region in statement.reads]
 
 
 def _loads(statement: s_tir.SBlock) -> list[list[Any]]:
-    """Return where each element is that is read; nothing if some are chosen at run time."""
+    """Return the index of each element that is read; [] if any is data-dependent."""
     known, found = _ranges(statement), _of_kind(statement.body, tvm.ir.TensorLoad)
     if any(_of_kind(index, tvm.ir.TensorLoad) for load in found for index in load.indices):
         return []
@@ -290,14 +290,14 @@ def _of_kind(node: Any, kind: Any) -> list[Any]:
 
 
 def _divisors(indices: list[Any]) -> list[int]:
-    """Return the numbers by which indices are divided."""
+    """Return the divisors in index expressions."""
     kinds = (tirx.FloorDiv, tirx.FloorMod)
     found = [node.b for index in indices for node in _of_kind(index, kinds)]
     return [int(number) for number in found if isinstance(number, tirx.IntImm)]
 
 
 def _contiguous(sch: s_tir.Schedule, block: Block, loop: Loop) -> bool:
-    """Whether some input moves on by one value when `loop` does, and none by more."""
+    """Whether some input is read with stride 1 along `loop`, and none with a larger stride."""
     statement = sch.get(block)
     loops = sch.get_loops(block)
     name = sch.get(loop).loop_var
@@ -321,7 +321,7 @@ def _moves_by_one(expr: Any, var: tirx.Var) -> bool:
 
 
 def _tile(sch: s_tir.Schedule, block: Block, nest: Nest, lanes: int, parallel: bool) -> None:
-    """Keep rows x vectors of accumulators in registers while the reduction runs."""
+    """Keep a tile of rows x vectors of accumulators in registers during the reduction."""
     (*outer, last), reduced = nest
     size = _lanes_of(_extent(sch, last), 4 * lanes)
     if not size:
@@ -356,7 +356,7 @@ def _tile(sch: s_tir.Schedule, block: Block, nest: Nest, lanes: int, parallel: b
 def _partial_sums(
     sch: s_tir.Schedule, block: Block, nest: Nest, lanes: int, parallel: bool
 ) -> None:
-    """Reduce into one accumulator per lane first."""
+    """Reduce into one partial sum per lane first."""
     spatial, reduced = nest
     size = _lanes_of(_extent(sch, reduced[-1]), lanes)
     if not size or _extent(sch, reduced[-1]) < 2 * size:

@@ -1,12 +1,13 @@
-"""Named instructions: what each computes, as a plain loop, and how it is written.
+"""Tensor intrinsics: pairs of a plain loop and the instructions that compute the same.
 
-An `Intrinsic` is a pair. Its ``desc`` is a loop over lanes that runs on any machine and says what
-is computed; its ``impl`` is the instruction. Kernels call the intrinsic, which writes the ``impl``;
-`test_intrin.py` runs both halves of every pair on every target that has the instruction.
+A `Pair` has two halves. ``desc`` is a loop over scalars that runs on any machine and defines the
+result; ``impl`` is the instruction. An `Intrinsic` is called, and writes its ``impl``; a
+`TensorPair` replaces a loop of a schedule (``tensorize``). `test_intrin.py` runs both halves of
+every pair on every target that has the instruction.
 
-Names say instruction set, operation, lanes and type: ``avx2_lookup_32_u8``. Those of x86 are in
-`intrin_x86` and `intrin_amx`, of Arm in `intrin_arm`, of WebAssembly in `intrin_wasm`; what LLVM
-writes for any machine is in `intrin_portable`.
+Names give instruction set, operation, lanes and type: ``avx2_lookup_32_u8``. Pairs for x86 are in
+`intrin_x86` and `intrin_amx`, for Arm in `intrin_arm`, for WebAssembly in `intrin_wasm`; those that
+LLVM can generate for any machine are in `intrin_portable`.
 """
 
 from __future__ import annotations
@@ -24,40 +25,40 @@ Buffer = Any
 Expr = Any
 
 PAIRS: dict[str, Intrinsic] = {}
-"""Every intrinsic by its name; the modules ``intrin_*`` enter theirs."""
+"""All intrinsics by name, registered by the modules ``intrin_*``."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor that an instruction reads or changes."""
+    """A tensor operand of an instruction."""
 
     shape: tuple[int, ...]
-    """Its extents."""
+    """Extents."""
     dtype: str
-    """Of an element."""
+    """Element type."""
     strided: bool = False
-    """Whether rows may lie apart in memory; elements of the last axis never do."""
+    """Whether rows may be apart in memory; the last axis is always contiguous."""
     bounds: tuple[int, int] | None = None
-    """Range of its elements: what a desc says holds for those alone."""
+    """Range of the elements for which ``desc`` holds; None: all values."""
     scope: str = "global"
-    """Where it lies; TVM gives tensors that are ``local`` memory of their own."""
+    """TVM storage scope; each ``local`` tensor gets memory of its own."""
 
 
 class Pair:
-    """Two halves that compute the same: ``desc`` as a plain loop, ``impl`` as an instruction."""
+    """Two implementations of an operation: ``desc`` as a loop, ``impl`` as an instruction."""
 
     fresh = True
-    """Whether the tensor that changes is not read."""
+    """Whether the output tensor is overwritten without being read."""
 
     source = ""
-    """LLVM code that the instruction calls."""
+    """LLVM IR that the instruction calls."""
 
     name: str
-    """Under which TVM knows it."""
+    """Name under which it is registered with TVM."""
 
     @property
     def tensors(self) -> Sequence[Operand]:
-        """What the halves take, as functions; the last one changes."""
+        """Parameters of the two functions; the last one is the output."""
         raise NotImplementedError
 
     def write(self, half: str, buffers: list[Buffer]) -> None:
@@ -65,26 +66,26 @@ class Pair:
         raise NotImplementedError
 
     def register(self) -> str:
-        """Let schedules put it in the place of a loop: by the name that is returned."""
+        """Register the pair as a ``TensorIntrin`` of TVM, once; return its name."""
         if s_tir.TensorIntrin.get(self.name, allow_missing=True) is None:
             halves = (self.function(half, alone=False) for half in ("desc", "impl"))
             s_tir.TensorIntrin.register(self.name, *halves)
         return self.name
 
     def function(self, half: str, alone: bool = True) -> tirx.PrimFunc:
-        """Return one half as a function of its own.
+        """Return one half as a function.
 
         Parameters
         ----------
         half : {"desc", "impl"}
-            Which.
+            Which half.
         alone : bool, default True
-            Whether it is to run as it is: with `source`.
+            Whether the function must run as it is, so that `source` is imported.
 
         Returns
         -------
         tirx.PrimFunc
-            With one block, whose parameters are `tensors`.
+            A function with one block, whose parameters are `tensors`.
         """
         with IRBuilder() as builder:
             with T.prim_func(s_tir=True):
@@ -92,7 +93,7 @@ class Pair:
                 buffers = [_declared(f"operand_{i}", t) for i, t in enumerate(self.tensors)]
                 with T.sblock("root"):
                     whole = [b[tuple(slice(0, e) for e in b.shape)] for b in buffers]
-                    # In the order in which TVM finds them.
+                    # In the order in which TVM detects them.
                     T.reads(*([] if self.fresh else whole[-1:]), *whole[:-1])
                     T.writes(whole[-1])
                     with imported(self.source if alone and half == "impl" else ""):
@@ -102,29 +103,29 @@ class Pair:
 
 @dataclass(frozen=True)
 class Intrinsic(Pair):
-    """One instruction, or a few that belong together, on whole vectors."""
+    """One instruction, or a short sequence, on whole vectors."""
 
     name: str
     """Instruction set, operation, lanes and type."""
     feature: str
-    """The feature of a `TargetSpec` that it needs; empty for any machine."""
+    """Feature of a `TargetSpec` that it requires; empty for any machine."""
     operands: tuple[str, ...]
-    """Their types: ``uint8x32``, ``float32x16``; ``boolx16`` is the result of a comparison."""
+    """Operand types: ``uint8x32``, ``float32x16``; ``boolx16`` is the result of a comparison."""
     result: str
-    """Its type; without ``x``, one number."""
+    """Result type; a scalar if it has no ``x``."""
     desc: Callable[..., Expr]
-    """Takes the number of a lane and one function for each operand, which takes the number of a
-    lane; returns the result in that lane. Scalars only."""
+    """Takes a lane and, for each operand, a function from lane to element; returns the result in
+    that lane. Scalars only."""
     impl: Callable[..., Expr]
     """Takes vectors, returns the result."""
     source: str = ""
-    """LLVM code that `impl` calls, where TVM has no word for the instruction. Kernels import it
-    with `imported`."""
+    """LLVM IR that `impl` calls if TVM has no operator for the instruction. Kernels import it with
+    `imported`."""
     bounds: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """Operands, by number, that must lie in a range: what `desc` says holds for those alone."""
+    """By operand index: the range of values for which `desc` holds."""
 
     def __post_init__(self) -> None:
-        """Enter it in `PAIRS`."""
+        """Register it in `PAIRS`."""
         PAIRS[self.name] = self
 
     def __call__(self, *operands: Expr) -> Expr:
@@ -133,7 +134,7 @@ class Intrinsic(Pair):
 
     @property
     def tensors(self) -> list[Operand]:
-        """One vector for each operand (uint8 for booleans), then one for the result."""
+        """One vector per operand (uint8 for booleans), then one for the result."""
         return [
             Operand((lanes(kind),), stored(kind), bounds=self.bounds.get(i))
             for i, kind in enumerate((*self.operands, self.result))
@@ -158,7 +159,7 @@ class Intrinsic(Pair):
 
 
 def imported(*sources: str) -> AbstractContextManager[Any]:
-    """Return what to open around kernels that call intrinsics with a `source`."""
+    """Return a context in which kernels may call intrinsics with a `source`."""
     code = "".join(dict.fromkeys(sources))
     if not code:
         return nullcontext()
@@ -167,44 +168,44 @@ def imported(*sources: str) -> AbstractContextManager[Any]:
 
 
 def lanes(kind: str) -> int:
-    """Return how many lanes a type has."""
+    """Return the number of lanes of a type."""
     return int(kind.partition("x")[2] or 1)
 
 
 def stored(kind: str) -> str:
-    """Return the type of a lane in memory."""
+    """Return the type in which a lane is stored in memory."""
     base = kind.partition("x")[0]
     return "uint8" if base == "bool" else base
 
 
 @dataclass(frozen=True)
 class TensorPair(Pair):
-    """An instruction that a schedule puts in the place of a loop: a TVM ``TensorIntrin``.
+    """An instruction that replaces a loop of a schedule: a ``TensorIntrin`` of TVM.
 
-    It changes its last operand in place; lanes are its last axis.
+    It updates its last operand in place; the last axis of each operand is lanes.
     """
 
     name: str
     feature: str
-    """`name`, `feature`: as of an `Intrinsic`."""
+    """`name`, `feature`: as in `Intrinsic`."""
     operands: tuple[Operand, ...]
-    """What it reads, then what it changes."""
+    """Input operands, then the operand that is updated."""
     lanes: int
-    """Extent of the loop in ``desc``."""
+    """Extent of the loop over lanes in ``desc``."""
     desc: Callable[..., Sequence[tuple[Expr, Expr]]]
-    """Takes the number of a lane (with `terms`, that of a term too) and the buffers; returns which
-    elements of the last one change, and what they become, as pairs."""
+    """Takes a lane (and, with `terms`, the index of a term) and the buffers; returns pairs of an
+    index into the last operand and its new value."""
     impl: Callable[..., Sequence[tuple[Expr, Expr]]]
-    """Takes the buffers; returns the same for whole vectors."""
+    """Takes the buffers; returns such pairs for whole vectors."""
     terms: int = 0
-    """Extent of a second loop in ``desc``, over what is added to a lane."""
+    """Extent of a second loop in ``desc``, over the terms that are added to a lane."""
     fresh: bool = False
-    """Whether the last operand is written without being read."""
+    """Whether the last operand is overwritten without being read."""
     source: str = ""
-    """LLVM code that `impl` calls; a rule has to import it."""
+    """LLVM IR that `impl` calls; a rule must import it."""
 
     def __post_init__(self) -> None:
-        """Enter it in `TENSOR_PAIRS`."""
+        """Register it in `TENSOR_PAIRS`."""
         TENSOR_PAIRS[self.name] = self
 
     @property
@@ -214,7 +215,7 @@ class TensorPair(Pair):
 
     @property
     def dtype(self) -> str:
-        """The type of what changes."""
+        """Type of the operand that is updated."""
         return self.operands[-1].dtype
 
     def write(self, half: str, buffers: list[Buffer]) -> None:
@@ -225,7 +226,7 @@ class TensorPair(Pair):
             self.loop("update", *(Window(buffer) for buffer in buffers))
 
     def loop(self, name: str, *operands: Window) -> None:
-        """Write ``desc`` as a block of its own, in which a schedule can put the instruction."""
+        """Write ``desc`` as a separate block, which a schedule can tensorize."""
         with T.grid(self.lanes, *[self.terms][: self.terms]) as loops, T.sblock(name):
             axes = T.axis.remap("SR" if self.terms else "S", loops if self.terms else [loops])
             for where, value in self.desc(*(axes if self.terms else [axes]), *operands):
@@ -233,21 +234,21 @@ class TensorPair(Pair):
 
 
 class Window:
-    """Part of a tensor as an operand with one axis.
+    """Part of a tensor, seen as a 1-d operand.
 
     Parameters
     ----------
     buffer : Buffer
         The tensor.
     *first : Expr
-        Where element 0 lies; by default, at the start of a tensor of any number of axes.
+        Index of element 0; default: the start of the tensor.
     """
 
     def __init__(self, buffer: Buffer, *first: Expr) -> None:
         self.buffer, self._first = buffer, first
 
     def index(self, where: Any) -> tuple[Expr, ...]:
-        """Return where in the tensor element `where` lies."""
+        """Return the index in the tensor of element `where`."""
         if not self._first:
             return where if isinstance(where, tuple) else (where,)
         return (*self._first[:-1], self._first[-1] + where)
@@ -263,7 +264,7 @@ class Window:
 
 
 TENSOR_PAIRS: dict[str, TensorPair] = {}
-"""Every pair of a loop and an instruction by its name, entered in the same way."""
+"""All tensor pairs by name, registered by the same modules."""
 
 
 def _declared(name: str, operand: Operand) -> Buffer:

@@ -1,8 +1,8 @@
-"""Tile instructions of x86 (AMX), and the pairs of loop and instruction that products are made of.
+"""Tensor intrinsics of x86's AMX: instructions on tiles.
 
-There are eight tiles of up to sixteen rows of 64 bytes. A tile instruction names its tiles by
-number, and a thread has to configure its own ones before it uses any. What a tile holds is in no
-memory, so `Tile` pairs are tested together: a product of matrices needs all of them.
+There are eight tiles of up to sixteen rows of 64 bytes. Instructions name tiles by number, and a
+thread must configure its tiles before it uses them. The content of a tile has no address, so `Tile`
+pairs are tested together: a matrix product needs all of them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Buffer = Any
 Expr = Any
 
 TILE_BYTES = 64
-"""In a row of a tile."""
+"""Bytes per row of a tile."""
 TILE_ROWS = 16
-"""In a tile, at most."""
+"""Maximum number of rows per tile."""
 
 DOTS = {
     ("int8", "int8"): "tdpbssd",
@@ -32,29 +32,29 @@ DOTS = {
     ("uint8", "uint8"): "tdpbuud",
     ("uint16", "uint16"): "tdpbf16ps",
 }
-"""By types of data and weight: four products of bytes, added to each int32 of a tile; or, of the
-bits of bfloat16, two products, added to each float32."""
+"""By types of data and weight: four products of bytes are added to each int32 of a tile, or two
+products of bfloat16 to each float32."""
 
 BFLOAT16 = "uint16"
-"""What the bits of bfloat16 are stored as."""
+"""Type in which bfloat16 is stored."""
 
 
 SUMS, DATA, WEIGHT = 6, 6, 7
-"""How many tiles hold sums, the first ones; and the numbers of those for data and weights."""
+"""Number of tiles for sums (the first ones), and the numbers of the data and weight tiles."""
 
 LOCAL = "local"
-"""Where tensors that are tiles lie."""
+"""Storage scope of tensors that are tiles."""
 
 
 def configure(memory: Buffer, rows: tuple[int, ...]) -> None:
-    """Give the tiles their shapes, in the thread that executes this; their content is lost.
+    """Configure the shapes of the tiles for the calling thread; their contents are lost.
 
     Parameters
     ----------
     memory : Buffer of uint64, shape (8,)
-        Is written.
+        Scratch memory for the configuration.
     rows : tuple of int
-        Of each of the eight tiles, 0 for those not used. All rows have `TILE_BYTES`.
+        Rows of each of the eight tiles, 0 for unused ones. All rows have `TILE_BYTES`.
     """
     widths = [TILE_BYTES if count else 0 for count in rows]
     shapes = struct.pack("<2B14x8H16x8B8x", 1, 0, *widths, *rows)
@@ -64,24 +64,24 @@ def configure(memory: Buffer, rows: tuple[int, ...]) -> None:
 
 
 def release() -> None:
-    """Give the tiles back: a thread that has some costs the system more to switch."""
+    """Release the tiles: switching a thread that holds tiles costs the system more."""
     _call("tilerelease")
 
 
 def zero(tile: Expr) -> None:
-    """Fill a tile with zeros."""
+    """Set a tile to zero."""
     _call("tilezero", T.uint8(tile))
 
 
 def load(tile: int, first: Expr, stride: Expr) -> None:
-    """Fill a tile with rows from memory.
+    """Load the rows of a tile from memory.
 
     Parameters
     ----------
     tile : int
-        Its number.
+        Number of the tile.
     first : Expr
-        The element of a buffer with which the first row begins.
+        Buffer element at which the first row starts.
     stride : Expr of int64
         Bytes from one row to the next.
     """
@@ -89,48 +89,49 @@ def load(tile: int, first: Expr, stride: Expr) -> None:
 
 
 def store(tile: int, first: Expr, stride: Expr) -> None:
-    """Write the rows of a tile to memory; parameters as of `load`."""
+    """Store the rows of a tile to memory; parameters as in `load`."""
     _call("tilestored64", T.uint8(tile), T.address_of(first), stride)
 
 
 def dot(total: Expr, data: int, weight: int, *, types: tuple[str, str]) -> None:
-    """Add the product of two tiles to a third; `types` are a key of `DOTS`."""
+    """Add the product of two tiles to a third; `types` is a key of `DOTS`."""
     _call(DOTS[types], T.uint8(total), T.uint8(data), T.uint8(weight))
 
 
 @dataclass(frozen=True)
 class Tile(Pair):
-    """An instruction on tiles, in the place of a loop over elements of tensors that are `LOCAL`.
+    """An instruction on tiles that replaces a loop over elements of tensors in scope `LOCAL`.
 
-    Such a tensor is in no memory. Sums, of `rows` rows each, lie one behind the other: how far into
-    the tensor one begins says which tile it is. Data and weights are in `DATA` and `WEIGHT`.
+    Such a tensor stands for tiles. Sums, of `rows` rows each, are stored one after the other, and
+    the offset of a sum in its tensor gives the number of its tile. Data and weights are in the
+    tiles `DATA` and `WEIGHT`.
     """
 
     operation: str
     """``zero`` (sums), ``load`` (data), ``load_weight``, ``dot`` or ``store`` (sums)."""
     rows: int
-    """Of data and sums, at most `TILE_ROWS`."""
+    """Rows of data and sums, at most `TILE_ROWS`."""
     types: tuple[str, str]
-    """Of data and weight: a key of `DOTS`."""
+    """Types of data and weight, a key of `DOTS`."""
 
     @property
     def feature(self) -> str:
-        """The feature of a `TargetSpec` that it needs."""
+        """Feature of a `TargetSpec` that it requires."""
         return "amx_bf16" if self.types[0] == BFLOAT16 else "amx_int8"
 
     @property
     def together(self) -> int:
-        """Numbers of data and weight that are multiplied and added to one sum."""
+        """Products of data and weights that are added to one sum at once."""
         return 2 if self.types[0] == BFLOAT16 else 4
 
     @property
     def total(self) -> str:
-        """The type of a sum."""
+        """Type of a sum."""
         return "float32" if self.types[0] == BFLOAT16 else "int32"
 
     @property
     def fresh(self) -> bool:  # type: ignore[override]
-        """Whether the tensor that changes is not read."""
+        """Whether the output tensor is overwritten without being read."""
         return self.operation != "dot"
 
     @property
@@ -140,7 +141,7 @@ class Tile(Pair):
 
     @property
     def tensors(self) -> list[Operand]:
-        """Tensors in memory have rows that lie apart; of weights, some of a column are together."""
+        """Operands; rows in memory may be strided, and weights hold `together` rows of a column."""
         columns = TILE_BYTES // 4
         shapes = [(rows, columns * self.together) for rows in (self.rows, TILE_ROWS)]
         kinds = [*zip((*shapes, (self.rows, columns)), (*self.types, self.total), strict=True)]
@@ -185,7 +186,7 @@ class Tile(Pair):
 
 
 def number_of(stored: Expr) -> Expr:
-    """Return what is multiplied, of an element of a tile."""
+    """Return the number that an element of a tile stores."""
     if stored.ty.dtype == BFLOAT16:
         return bfloat16(T.Cast("uint32", stored))
     return T.Cast("int32", stored)

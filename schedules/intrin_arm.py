@@ -1,4 +1,4 @@
-"""Intrinsics of NEON, on 64-bit and 32-bit Arm."""
+"""Tensor intrinsics of NEON, on 64-bit and 32-bit Arm."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from bnncc.topi_binary.layout import QUAD
 Expr = Any
 
 BYTES = 16
-"""Bytes of a vector."""
+"""Bytes per vector."""
 
 FEATURES = {"aarch64": "asimd", "arm": "neon"}
-"""The feature of a `TargetSpec` that means NEON."""
+"""Feature of a `TargetSpec` that stands for NEON."""
 
 _PREFIX = {"aarch64": "neon", "arm": "neon32"}
 
@@ -49,11 +49,11 @@ def _widening(arch: str, bits: int) -> Intrinsic:
 
 
 WIDENING_ADD_PAIRS = {(arch, bits): _widening(arch, bits) for arch, bits in _WIDEN}
-"""By architecture and bits of a lane: neighbours, added in lanes twice as wide."""
+"""By architecture and bits per lane: add adjacent lanes, into lanes twice as wide."""
 
 
 def _add_pairs(arch: str, bits: int, low: Expr, high: Expr) -> Expr:
-    """Add neighbours: those of `low` make the lower half of the result, of `high` the upper."""
+    """Add adjacent lanes: those of `low` give the lower half of the result, of `high` the upper."""
     count = 128 // bits
     if arch == "aarch64":
         return T.call_llvm_pure_intrin(f"uint{bits}x{count}", _ADD_PAIRS[bits], low, high)
@@ -63,7 +63,7 @@ def _add_pairs(arch: str, bits: int, low: Expr, high: Expr) -> Expr:
 
 
 def _dot(total: Expr, a: Expr, b: Expr) -> Expr:
-    """Add four products of bytes to each lane: Armv8.2's dot product."""
+    """Add four products of bytes to each lane (Armv8.2 dot product)."""
     return T.call_llvm_pure_intrin("uint32x4", "llvm.aarch64.neon.udot.v4i32.v16i8", total, a, b)
 
 
@@ -72,7 +72,7 @@ def _vector(number: int, lanes: int) -> Expr:
 
 
 def mask(first: int, last: int) -> Expr:
-    """Return a vector of bytes: all bits set from byte `first` to before `last`, others clear."""
+    """Return a vector of bytes with all bits set in bytes [first, last) and clear elsewhere."""
     number = T.Ramp(T.int32(0), T.int32(1), BYTES)
     low, high = (T.Broadcast(T.int32(k), BYTES) for k in (first, last))
     ones, zeros = (T.Broadcast(T.uint8(k), BYTES) for k in (255, 0))
@@ -80,7 +80,7 @@ def mask(first: int, last: int) -> Expr:
 
 
 def _xor_popcount(kept: int, dot_product: bool) -> TensorPair:
-    width = 4 if dot_product else BYTES  # lanes of a vector of sums
+    width = 4 if dot_product else BYTES  # lanes per vector of sums
 
     def differing(lane: Expr, data: Any, weight: Any) -> Expr:
         byte = data[lane % BYTES]
@@ -95,7 +95,7 @@ def _xor_popcount(kept: int, dot_product: bool) -> TensorPair:
         return [(lane, total[lane] + (four[0] + four[1] + four[2] + four[3]))]
 
     def impl(data: Any, weight: Any, total: Any) -> Any:
-        # In an order in which no instruction waits for the one before it.
+        # Interleaved, so that no instruction waits for the one before it.
         weights = [T.Bind(weight[_vector(i, BYTES)]) for i in range(QUAD)]
         vector = data[_vector(0, BYTES)]
         vector = T.Bind(vector if kept == BYTES else vector & mask(0, kept))
@@ -127,8 +127,8 @@ XOR_POPCOUNT = {
     for kept in (4, 8, 12, BYTES)
     for dot_product in (False, True)
 }
-"""A vector of data, of which all bytes or the first few are kept, meets those of four channels:
-differing bits are added to the sums of each byte or, with the dot product, of each four."""
+"""XOR a data vector, whole or its first bytes only, with the weights of four channels. Popcounts
+are added to sums per byte or, with the dot product, to sums over four bytes."""
 
 
 def _widening_add(arch: str) -> TensorPair:
@@ -152,13 +152,13 @@ def _widening_add(arch: str) -> TensorPair:
 
 
 WIDENING_ADD = {arch: _widening_add(arch) for arch in FEATURES}
-"""By architecture: pairs of bytes of four vectors are added to sums of 16 bits."""
+"""By architecture: pairs of bytes of four vectors are added to 16-bit sums."""
 
 
 def _together(arch: str, vectors: Sequence[Expr], bits: int, narrow: int) -> Expr:
-    """Add lanes until those of four vectors are one: two for each, of 16 bits, or one of 32.
+    """Add the lanes of each of four vectors, to two 16-bit lanes or one 32-bit lane per vector.
 
-    `narrow` is how many times lanes of 8 bits are added without being widened.
+    `narrow` is the number of pairwise additions that are done in 8 bits before widening.
     """
     while len(vectors) > 1:
         if bits == 8 and not narrow:
@@ -170,7 +170,7 @@ def _together(arch: str, vectors: Sequence[Expr], bits: int, narrow: int) -> Exp
 
 
 def _total(arch: str, bits: int, narrow: int, halves: bool, scope: str = "local") -> TensorPair:
-    per = 128 // bits  # lanes of a channel
+    per = 128 // bits  # lanes per channel
     most = {8: 255 >> narrow, 16: 2**16 // 8 - 1, 32: 2**20}[bits]
 
     def desc(lane: Expr, sums: Any, total: Any) -> Any:
@@ -200,7 +200,7 @@ def _total(arch: str, bits: int, narrow: int, halves: bool, scope: str = "local"
     return TensorPair(
         f"{_PREFIX[arch]}_{'halves' if halves else 'total'}_{name}",
         FEATURES[arch],
-        # Apart from the sums: LLVM keeps no memory in registers whose places it does not know.
+        # Separate from the sums: LLVM does not keep an array in registers if an index is unknown.
         (
             Operand((QUAD * per,), f"uint{bits}", bounds=(0, most)),
             Operand((lanes,), "int32", scope=scope),
@@ -219,17 +219,17 @@ TOTAL = {
     for halves in (False, True)
     if arch == "aarch64" or bits < 32
 }
-"""By architecture, bits of a lane, how often lanes of 8 bits can be doubled, and whether the halves
-of a vector are apart: the lanes of four vectors are added up; first those of the lower halves."""
+"""By architecture, bits per lane, number of additions in 8 bits, and whether the halves of a vector
+belong to different columns: add the lanes of four vectors; lower halves come first."""
 
 TOTAL_IN_MEMORY = {
     (arch, bits): _total(arch, bits, 0, False, "global") for arch in FEATURES for bits in (8, 16)
 }
-"""By architecture and bits of a lane: the same, added up in a tensor in memory."""
+"""By architecture and bits per lane: the same, added to a tensor in memory."""
 
 
 def _dot_codes(total: Expr, levels: Sequence[Expr], codes: Sequence[Expr]) -> Expr:
-    """Multiply levels and codes by the dot product of Armv8.2."""
+    """Multiply levels and codes with the dot product of Armv8.2."""
     made = T.reinterpret("uint32x4", total)
     for pair in zip(levels, codes, strict=True):
         made = _dot(made, *(T.reinterpret("uint8x16", word) for word in pair))
@@ -237,7 +237,7 @@ def _dot_codes(total: Expr, levels: Sequence[Expr], codes: Sequence[Expr]) -> Ex
 
 
 def _multiplied(arch: str, total: Expr, levels: Sequence[Expr], codes: Sequence[Expr]) -> Expr:
-    """Multiply levels and codes to products of 16 bits, of which eight of a channel fit them."""
+    """Multiply levels and codes to 16-bit products; eight products of a channel fit in 16 bits."""
     sides: list[Expr] = []
     for first in (0, 8):
         lanes = [T.int32(first + i) for i in range(8)]

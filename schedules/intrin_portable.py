@@ -1,4 +1,4 @@
-"""Intrinsics for any machine: LLVM finds the instructions."""
+"""Tensor intrinsics for any machine: LLVM selects the instructions."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ fused_multiply_add = Intrinsic(
     (F32, F32, F32),
     F32,
     lambda lane, a, b, c: a(lane) * b(lane) + c(lane),
-    # Rounded once where the machine can do so, twice elsewhere, never by a library call.
+    # Rounded once if the machine has FMA, otherwise twice; never a library call.
     lambda a, b, c: T.call_llvm_pure_intrin(F32, "llvm.fmuladd", a, b, c),
     bounds={i: (-512, 512) for i in range(3)},
 )
 
 
 def multiply_add(a: Expr, b: Expr, c: Expr) -> Expr:
-    """Return ``a * b + c`` of any number of lanes, rounded as by `fused_multiply_add`."""
+    """Return ``a * b + c`` for any number of lanes, rounded as by `fused_multiply_add`."""
     return T.call_llvm_pure_intrin(str(a.ty), "llvm.fmuladd", a, b, c)
 
 
@@ -69,7 +69,7 @@ rounded_to_bfloat16 = Intrinsic(
     lambda lane, data: bfloat16(to_bfloat16(data(lane))),
     _rounded,
 )
-"""The nearest numbers that bfloat16 has, ties to even, as float32."""
+"""Round to the nearest bfloat16, ties to even; results as float32."""
 
 round_to_even = Intrinsic(
     f"round_to_even_{LANES}_f32",
@@ -100,7 +100,7 @@ MASKS = {count: _mask(count) for count in (8, 16, 32, 64)}
 
 
 def mask(condition: Expr, count: int = LANES) -> Expr:
-    """Return a vector of booleans as the bits of one integer, the first one lowest."""
+    """Return a vector of booleans as the bits of an integer, lane 0 lowest."""
     return MASKS[count](condition)
 
 
@@ -121,12 +121,13 @@ POPCOUNTS = {kind: _ones(kind) for kind in ("uint8x16", "uint8x64", "uint32x4", 
 
 
 def popcount(value: Expr) -> Expr:
-    """Count the bits of each lane; of a single word too."""
+    """Return the popcount of each lane, or of a scalar."""
     return T.popcount(value)
 
 
-# The sign of a difference is a bit; a comparison would have to be made one. TVM's differences do
-# not overflow, so LLVM would make a comparison of them.
+# The sign of the difference is already a bit, while the result of a comparison would have to be
+# converted. Written in LLVM IR, because LLVM turns TVM's subtraction (no signed overflow) back
+# into a comparison.
 less = Intrinsic(
     f"less_{LANES}_i32",
     "",
@@ -171,15 +172,15 @@ def _counting(name: str, combined: Callable[[Expr, Expr], Expr], sign: int = 1) 
 
 
 XOR_POPCOUNT = _counting("xor_popcount_add", T.bitwise_xor)
-"""One data word meets the weight words of `LANES` output channels; differing bits are added.
+"""XOR one data word with the weight words of `LANES` output channels, and add the popcounts.
 
-With AVX-512 VPOPCNTDQ these are two instructions; elsewhere LLVM counts by bytes."""
+Two instructions with AVX-512 VPOPCNTDQ; elsewhere LLVM counts in bytes."""
 
 AND_POPCOUNT = {
     1: _counting("and_popcount_add", T.bitwise_and),
     -1: _counting("and_popcount_subtract", T.bitwise_and, -1),
 }
-"""By sign: the same with bits that are 1 in both, added or subtracted."""
+"""By sign: the same with AND instead of XOR; popcounts are added or subtracted."""
 
 
 def _widening_add(size: int, vectors: int) -> TensorPair:
@@ -212,8 +213,8 @@ def _widening_add(size: int, vectors: int) -> TensorPair:
 
 
 WIDENING_ADD = {size: _widening_add(size, max(1, NIBBLE_LANES // size)) for size in (16, 32, 64)}
-"""By bytes of a vector: pairs of bytes are added to sums of 16 bits, ``even + 256 * odd``, and the
-odd ones to sums of their own; `NIBBLE_LANES` bytes at least."""
+"""By vector size in bytes: pairs of bytes are added to 16-bit sums, ``even + 256 * odd``, and the
+odd bytes to sums of their own; at least `NIBBLE_LANES` bytes."""
 
 
 def _nibble(data: Any, number: Expr) -> Expr:
@@ -240,7 +241,7 @@ def _spread(count: int) -> TensorPair:
 
 
 SPREAD_NIBBLES = {count: _spread(count) for count in (4, 8, 16, 32)}
-"""By bytes: their nibbles, low ones first, become bytes of their own, times 16."""
+"""By number of bytes: their nibbles, low ones first, become bytes, multiplied by 16."""
 
 
 def _multiply_add(shared: bool, count: int) -> TensorPair:
@@ -267,14 +268,14 @@ def _multiply_add(shared: bool, count: int) -> TensorPair:
 
 
 MULTIPLY_ADD = _multiply_add(True, LANES)
-"""One datum meets the weights of `LANES` output channels; rounded once where the machine can."""
+"""Multiply one data element by the weights of `LANES` output channels and add (FMA if any)."""
 
 MULTIPLY_ADD_LANES = {count: _multiply_add(False, count) for count in range(1, LANES + 1)}
-"""By lanes: each has a datum and a weight of its own."""
+"""By lanes: the same with a data element and a weight per lane."""
 
 
 def _numbers(bits: int, total: Expr, data: Expr, weight: Expr) -> Expr:
-    """Multiply the numbers of a word one after another."""
+    """Multiply the numbers in a word one after the other."""
     whole, mask = T.Cast(I32, weight), T.Broadcast(tirx.IntImm("uint32", 2**bits - 1), LANES)
     for first in range(0, 32, bits):
         moved = T.shift_right(data, T.Broadcast(T.uint32(first), LANES))
@@ -287,18 +288,18 @@ def _numbers(bits: int, total: Expr, data: Expr, weight: Expr) -> Expr:
 def dot_add(
     dtype: str, dot: Callable[[Expr, Expr, Expr], Expr], feature: str = "", source: str = ""
 ) -> TensorPair:
-    """Return the pair that adds products of the numbers in one word of data.
+    """Return the pair that adds the products of the numbers in one data word.
 
     Parameters
     ----------
     dtype : {"uint8", "int16", "bfloat16"}
-        Of the data. Weights are signed and of as many bits, side by side in words.
+        Type of the data. Weights are signed, of the same width, adjacent in words.
     dot : callable
         Takes vectors of sums, data words and weight words; returns the new sums.
     feature : str, default ""
-        The feature of a `TargetSpec` that it needs.
+        Feature of a `TargetSpec` that it requires.
     source : str, default ""
-        LLVM code that `dot` calls.
+        LLVM IR that `dot` calls.
     """
     bits = int("".join(filter(str.isdigit, dtype)))
     count, floats = 32 // bits, dtype == "bfloat16"
@@ -341,18 +342,19 @@ DOT_ADD = {
     "uint8": dot_add("uint8", partial(_numbers, 8)),
     "int16": dot_add("int16", partial(_numbers, 16)),
 }
-"""By type of the data, where no instruction adds several products: levels that are not negative."""
+"""By data type (levels are not negative): for targets without an instruction that adds several
+products."""
 
 
 Dot = Callable[[Expr, Sequence[Expr], Sequence[Expr]], Expr]
-"""Takes vectors of sums, words of levels and words of codes that are bytes, at most 15 each, of
-which one or two meet each other; returns the new sums."""
+"""Takes vectors of sums, words of levels and words of codes (bytes of at most 15), one or two of
+each; returns the new sums."""
 
 
 def in_pieces(
     count: int, dot: Dot, total: Expr, levels: Sequence[Expr], codes: Sequence[Expr]
 ) -> Expr:
-    """Apply a function of vectors of `count` lanes to longer ones, of `LANES`."""
+    """Apply a function on vectors of `count` lanes to vectors of `LANES`, piece by piece."""
     if count == LANES:
         return dot(total, levels, codes)
     total, made = T.Bind(total), []
@@ -368,7 +370,7 @@ def _picked(vectors: list[Expr], lanes: Iterable[int]) -> Expr:
 
 
 def one_by_one(dot: Callable[[Expr, Expr, Expr], Expr]) -> Dot:
-    """Return a function of several words from one of single words."""
+    """Extend a function of single words to several words."""
 
     def every(total: Expr, levels: Sequence[Expr], codes: Sequence[Expr]) -> Expr:
         for level, code in zip(levels, codes, strict=True):
@@ -379,15 +381,15 @@ def one_by_one(dot: Callable[[Expr, Expr, Expr], Expr]) -> Dot:
 
 
 def code_pairs(dot: Dot, feature: str = "", prefix: str = "") -> dict[int, TensorPair]:
-    """Return what adds products of packed codes, by their bits."""
+    """Return, by bits per code, the pairs that add products of packed codes."""
     return {width: _dot_add_codes(width, dot, feature, prefix or feature) for width in (1, 2)}
 
 
 def _dot_add_codes(width: int, dot: Dot, feature: str, prefix: str) -> TensorPair:
-    """Return the pair that multiplies packed codes: a word of them meets the levels of a pixel.
+    """Return the pair that multiplies a word of packed codes by the levels of a pixel.
 
-    Codes are masked out where they are, so those of each place in half a byte have sums of their
-    own, which count them ``2**(width * place)`` times.
+    Codes are masked in place, so each position in half a byte has a sum of its own, of products
+    scaled by ``2**(width * position)``.
     """
     parts, count = 4 // width, 32 // width
     every = T.Ramp(0, 1, LANES)
@@ -429,7 +431,7 @@ def _dot_add_codes(width: int, dot: Dot, feature: str, prefix: str) -> TensorPai
 
 
 DOT_ADD_CODES = code_pairs(one_by_one(partial(_numbers, 8)))
-"""By bits of a code: codes meet levels, where no instruction adds several products."""
+"""By bits per code: for targets without an instruction that adds several products."""
 
 
 def _weights_of_codes(width: int, affine: tuple[int, int]) -> TensorPair:
@@ -463,7 +465,7 @@ def _weights_of_codes(width: int, affine: tuple[int, int]) -> TensorPair:
 
 
 WEIGHTS_OF_CODES = {width: _weights_of_codes(width, affine) for width, affine in CODES.items()}
-"""By bits of a code: words of packed codes become rows of weights, one for each place in a byte."""
+"""By bits per code: words of packed codes become rows of weights, one per position in a byte."""
 
 
 MAX = TensorPair(
@@ -476,11 +478,11 @@ MAX = TensorPair(
         (T.Ramp(0, 1, LANES), T.max(*(x[T.Ramp(0, 1, LANES)] for x in (held, data))))
     ],
 )
-"""What is held is joined with data, lane by lane."""
+"""Combine an accumulator with data, lane by lane."""
 
 
 class _Packing(TensorPair):
-    """Conditions become bits of an integer: the loop over lanes is a sum."""
+    """Packs conditions into the bits of an integer; the loop over lanes is a sum."""
 
     def write(self, half: str, buffers: list[Any]) -> None:
         """Write the body of one half."""
@@ -504,18 +506,18 @@ PACK = _Packing(
     lambda *_: [],
     lambda *_: [],
 )
-"""`LANES` conditions become half a word."""
+"""Pack `LANES` conditions into half a word."""
 
 
 QUAD = 4
-"""Numbers of 32 bits that all vectors hold at least; `_Transposing` moves so many together."""
+"""32-bit lanes that a vector has on every target; `_Transposing` moves them as a unit."""
 
 
 class _Transposing(TensorPair):
-    """Rows of lanes become rows of columns.
+    """Transposes rows of lanes to rows of columns.
 
-    Pieces of `QUAD` lanes are loaded to where their columns lie, which leaves two rounds of
-    shuffles of the four rounds that whole rows take.
+    Groups of `QUAD` lanes are loaded directly to the position of their columns, which leaves two of
+    the four rounds of shuffles that loading whole rows would need.
     """
 
     def write(self, half: str, buffers: list[Any]) -> None:
@@ -542,10 +544,10 @@ class _Transposing(TensorPair):
 
 
 def _transposed_quads(rows: list[Expr], count: int) -> list[Expr]:
-    """Transpose tiles of `QUAD` x `QUAD`, which lie side by side in `QUAD` rows of `count`."""
+    """Transpose the `QUAD` x `QUAD` tiles that lie side by side in `QUAD` rows of `count` lanes."""
 
     def joined(one: Expr, other: Expr, places: tuple[int, ...]) -> Expr:
-        """Take places of each tile of two rows; those of the second begin at `QUAD`."""
+        """Select positions of each tile from two rows; those of the second start at `QUAD`."""
         lanes = [
             first + place % QUAD + place // QUAD * count
             for first in range(0, count, QUAD) for place in places
@@ -584,7 +586,7 @@ TRANSPOSE = {
     for columns in (QUAD, 2 * QUAD)
     for count in range(QUAD, LANES + 1)
 }
-"""By columns and lanes: rows of `LANES`, of which so many lanes exist, become rows of columns."""
+"""By columns and existing lanes: rows of `LANES` become rows of columns."""
 
 
 def _load_first(count: int, masked: bool) -> TensorPair:
@@ -625,5 +627,5 @@ LOAD_FIRST = {
     for count in range(1, LANES)
     for masked in (False, True)
 }
-"""By how many of `LANES` neighbours exist, and whether by a mask: those, and zeros. What lies
-beyond is not touched."""
+"""By number of existing lanes out of `LANES`, and whether by a mask: load those, and zeros for the
+rest. Memory beyond them is not accessed."""

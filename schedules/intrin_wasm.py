@@ -1,4 +1,4 @@
-"""Intrinsics of WebAssembly's SIMD128."""
+"""Tensor intrinsics of WebAssembly's SIMD128."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from bnncc.schedules.intrin_portable import MASKS as PLAIN_MASKS
 from bnncc.topi_binary.layout import LANES
 
 FEATURE = "simd128"
-"""The feature of a `TargetSpec` that means them."""
+"""Feature of a `TargetSpec` that stands for SIMD128."""
 
 LOOKUP_ADD = {16: intrin_x86.lookup_add(intrin_x86.lookup(16, FEATURE, "llvm.wasm.swizzle"))}
-"""By bytes of a vector, as on x86: ``i8x16.swizzle``."""
+"""By vector size in bytes, as on x86: ``i8x16.swizzle``."""
 
 _DOT = intrin_x86.dot_pairs(128, FEATURE, "llvm.wasm.dot")
 
 DOT_ADD = {("int16", 128): dot_add("int16", _DOT, FEATURE, source=_DOT.source)}
-"""By type of the data and bits of a vector, as on x86: ``i32x4.dot_i16x8_s``."""
+"""By data type and vector size in bits, as on x86: ``i32x4.dot_i16x8_s``."""
 
 
 def _floats() -> str:
-    """Return LLVM code that makes floats of `LANES` integers, four at a time.
+    """Return LLVM IR that converts `LANES` integers to floats, four at a time.
 
-    LLVM takes lanes out one by one where integers were of 16 bits before. So that it does not see
-    that, each half of them is replaced by its average with itself.
+    LLVM extracts lanes one by one if the integers were extended from 16 bits. To hide that from
+    it, each half of them is replaced by its average with itself.
     """
     whole = f"<{LANES} x i32>"
     lines = [
@@ -69,11 +69,11 @@ FLOATS = Intrinsic(
     partial(T.call_pure_extern, F32, "bnncc_floats"),
     source=_floats(),
 )
-"""Integers as floats."""
+"""Convert integers to floats."""
 
 
 def _mask(count: int) -> Intrinsic:
-    """Return the instructions that make one integer of `count` conditions, sixteen at a time."""
+    """Return the instruction that packs `count` conditions into an integer, sixteen at a time."""
     kind, name = f"i{count}", f"bnncc_mask_{count}"
     lines = [
         "declare i32 @llvm.wasm.bitmask.v16i8(<16 x i8>)",

@@ -1,4 +1,4 @@
-"""Intrinsics of x86: SSE, AVX2 and AVX-512."""
+"""Tensor intrinsics of x86: SSE, AVX2 and AVX-512."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ U32 = f"uint32x{LANES}"
 
 
 def lookup(size: int, feature: str, instruction: str) -> Intrinsic:
-    """Return the instruction that takes entries of tables of sixteen bytes."""
+    """Return the instruction that looks up entries of 16-byte tables."""
     kind = f"uint8x{size}"
     return Intrinsic(
         f"{feature}_lookup_{size}_u8",
         feature,
         (kind, kind),
         kind,
-        # Of the sixteen bytes that the lane's own sixteen share.
+        # In the table in the lane's own group of sixteen bytes.
         lambda lane, table, entry: table(lane // 16 * 16 + T.Cast("int32", entry(lane))),
         lambda table, entry: T.call_llvm_pure_intrin(kind, instruction, table, entry),
         bounds={1: (0, 15)},
@@ -48,16 +48,16 @@ LOOKUP = {
     32: lookup(32, "avx2", "llvm.x86.avx2.pshuf.b"),
     64: lookup(64, "avx512bw", "llvm.x86.avx512.pshuf.b.512"),
 }
-"""By bytes of a vector: entries of tables of sixteen bytes."""
+"""By vector size in bytes: look up entries of 16-byte tables."""
 
 
 def lookup_add(instruction: Intrinsic) -> TensorPair:
-    """Return the pair that adds what each byte of weights picks from a row of sixteen."""
+    """Return the pair that adds the table entries selected by bytes of weights."""
     size = lanes(instruction.result)
     every = T.Ramp(0, 1, size)
 
     def desc(lane: Expr, entry: Expr, weight: Any, row: Any, total: Any) -> Any:
-        # One of the sixteen entries is meant. No loop can be found again that says ``row[weight]``.
+        # A one-hot sum: ``tensorize`` cannot match a loop that reads ``row[weight]``.
         meant = weight[lane] == T.Cast("uint8", entry)
         picked = T.if_then_else(meant, row[lane // 16 * 16 + entry], T.uint8(0))
         return [(lane, total[lane] + picked)]
@@ -80,12 +80,12 @@ def lookup_add(instruction: Intrinsic) -> TensorPair:
 
 
 LOOKUP_ADD = {size: lookup_add(one) for size, one in LOOKUP.items()}
-"""By bytes of a vector: each byte of weights picks from a row of sixteen; that is added."""
+"""By vector size in bytes: add the table entries selected by bytes of weights."""
 
 SUM, MAJORITY, LESS, CHOOSE, CARRY = 0x96, 0xE8, 0x8E, 0xCA, 0xD4
-"""Truth tables of three bits, the first operand being the highest digit of the row's number: their
-sum; their majority; ``a < b`` or, where a is b, c; b where a is set, else c; and the majority of x,
-y and z of which the third operand is ``x ^ y ^ z``."""
+"""Truth tables of three bits, of which the first operand is the most significant bit of the index:
+XOR; majority; ``a < b``, or c if a equals b; b if a is set, else c; and the majority of x, y and z
+if the third operand is ``x ^ y ^ z``."""
 
 _TABLES = {"sum": SUM, "majority": MAJORITY, "less": LESS, "choose": CHOOSE, "carry": CARRY}
 
@@ -137,7 +137,7 @@ def _bytes(total: Expr, data: Expr, weight: Expr) -> Expr:
 
 
 def dot_pairs(bits: int, feature: str, instruction: str) -> Intrinsic:
-    """Multiply pairs of int16 in vectors of `bits` bits, as many as are `LANES` lanes."""
+    """Return the instruction for int16 pairs in `bits`-bit vectors, extended to `LANES` lanes."""
     count = bits // 32
     whole, half, part = f"<{LANES} x i32>", f"<{2 * count} x i16>", f"<{count} x i32>"
     lines = [f"declare {part} @{instruction}({half}, {half})"]
@@ -182,7 +182,7 @@ def dot_pairs(bits: int, feature: str, instruction: str) -> Intrinsic:
         lambda lane, total, data, weight: _dot_of(16, lane, total, data, weight, signed),
         partial(T.call_pure_extern, I32, f"bnncc_pairs_{bits}"),
         source="\n".join(lines),
-        # Two products of -32768 by itself do not fit.
+        # The sum of two products of -32768 by itself overflows.
         bounds={0: (-(2**20), 2**20), 1: (0, 2**31 - 2**16)},
     )
 
@@ -192,7 +192,7 @@ DOT_PAIRS = {
     256: dot_pairs(256, "avx2", "llvm.x86.avx2.pmadd.wd"),
     512: dot_pairs(512, "avx512bw", "llvm.x86.avx512.pmaddw.d.512"),
 }
-"""By bits of a vector: two products of int16, added to each lane."""
+"""By vector size in bits: two products of int16 are added to each lane."""
 
 DOT_ADD = {
     ("uint8", 512): dot_add("uint8", _bytes, "avx512_vnni"),
@@ -201,7 +201,7 @@ DOT_ADD = {
         for bits, dot in DOT_PAIRS.items()
     },
 }
-"""By type of the data and bits of a vector: one word of data, as numbers, meets weight words."""
+"""By data type and vector size in bits: one data word is multiplied by weight words."""
 
 
 def _bytes_256(total: Expr, data: Expr, weight: Expr) -> Expr:
@@ -214,7 +214,7 @@ def _vnni_256(total: Expr, levels: Sequence[Expr], codes: Sequence[Expr]) -> Exp
 
 
 def _multiplied(bits: int, instructions: tuple[str, str]) -> Dot:
-    """Return products of levels and codes by ``pmaddubsw``, whose sums of 16 bits fit."""
+    """Return products of levels and codes by ``pmaddubsw``, whose 16-bit sums cannot overflow."""
     count = bits // 32
     bytes_of, pairs_of = (f"llvm.x86.{name}" for name in instructions)
     whole, half = f"int32x{count}", f"int16x{2 * count}"
@@ -238,17 +238,17 @@ _CODES: tuple[tuple[int, str, Dot], ...] = (
     (256, "avx_vnni", _vnni_256),
     (512, "avx512_vnni", one_by_one(_bytes)),
 )
-"""Bits of a vector and the feature of each way to multiply codes, the better ones last."""
+"""Vector size in bits and feature of each way to multiply codes, the fastest last."""
 
 DOT_ADD_CODES = [(bits, code_pairs(dot, feature)) for bits, feature, dot in _CODES]
-"""Bits of a vector, and by bits of a code what adds products of codes; the better ones last."""
+"""Vector size in bits, and by bits per code the pair that adds their products; the fastest last."""
 
 
 DOT_ADD_BFLOAT16 = dot_add(
     "bfloat16",
     partial(T.call_pure_extern, F32, "bnncc_dot_bfloat16"),
     "avx512_bf16",
-    # The instruction as a function: TVM changes vectors of bfloat16 before LLVM sees them.
+    # An LLVM function, because TVM rewrites vectors of bfloat16 before LLVM sees them.
     source=f"""
 declare <{LANES} x float> @llvm.x86.avx512bf16.dpbf16ps.512(
     <{LANES} x float>, <{2 * LANES} x bfloat>, <{2 * LANES} x bfloat>)
@@ -262,7 +262,7 @@ define linkonce_odr hidden <{LANES} x float> @bnncc_dot_bfloat16(
 }}
 """,
 )
-"""The same of two numbers of bfloat16."""
+"""The same with two bfloat16 numbers per word."""
 
 
 _TO_BFLOAT16 = f"""
@@ -284,7 +284,7 @@ TO_BFLOAT16 = Intrinsic(
     partial(T.call_pure_extern, f"uint16x{LANES}", "bnncc_to_bfloat16"),
     source=_TO_BFLOAT16,
 )
-"""Numbers as bfloat16."""
+"""Convert float32 to bfloat16."""
 
 ROUND_BFLOAT16 = TensorPair(
     f"avx512_bf16_round_store_{LANES}_f32",
@@ -296,13 +296,13 @@ ROUND_BFLOAT16 = TensorPair(
     fresh=True,
     source=_TO_BFLOAT16,
 )
-"""The same, in the place of a loop."""
+"""The same as a tensor pair."""
 
 
 def _carry_save(reach: int) -> TensorPair:
-    """Count three taps of a kernel row at once, `reach` columns apart.
+    """Count three taps of a kernel row, `reach` columns apart, at once.
 
-    Carries are worth 2 and lie behind the sums.
+    Carries count twice and are stored after the sums.
     """
     every, carries = T.Ramp(0, 1, LANES), T.Ramp(LANES, 1, LANES)
 
@@ -317,7 +317,7 @@ def _carry_save(reach: int) -> TensorPair:
 
     def impl(xors: Any, weight: Any, data: Any, total: Any) -> Any:
         rows = [weight[i, 0, every] for i in range(3)]
-        # Bound to a name: LLVM may else compute it again for the carry, and spill.
+        # Bound to a name: otherwise LLVM may compute it again for the carry, and spill.
         ones = T.bind(T.Broadcast(xors[0], LANES) ^ (rows[0] ^ rows[1] ^ rows[2]))
         x, y = (T.Broadcast(data[i * reach, 0], LANES) ^ rows[i] for i in range(2))
         carry = TERNARY[CARRY, LANES](x, y, ones)
@@ -342,8 +342,8 @@ def _carry_save(reach: int) -> TensorPair:
 
 
 CARRY_SAVE = {reach: _carry_save(reach) for reach in (1, 2, 3, 4)}
-"""By the columns between two taps: three data words, whose XOR comes first, meet three rows of
-weight words. ``popcount(x) + popcount(y) + popcount(z)`` is ``popcount(x ^ y ^ z)``, the sums, and
+"""By distance in columns between taps: three data words, preceded by their XOR, and three rows of
+weight words. ``popcount(x) + popcount(y) + popcount(z)`` is ``popcount(x ^ y ^ z)``, the sums, plus
 twice ``popcount(majority(x, y, z))``, the carries."""
 
 SIGNS = TensorPair(
@@ -355,7 +355,7 @@ SIGNS = TensorPair(
     lambda word, made: [(T.Ramp(0, 1, 64), _signs(T.reinterpret("uint1x64", word[0])))],
     fresh=True,
 )
-"""Bits as bytes, +1 and -1."""
+"""Expand bits to bytes, +1 and -1."""
 
 
 def _signs(bits: Expr) -> Expr:

@@ -1,9 +1,9 @@
-"""Which kernels run on several threads: the one rule for all kinds, and one region per kernel.
+"""The decision whether a kernel runs on several threads, and its single parallel region.
 
-Handing work to TVM's pool and waiting for it takes 1 to 3 us where the other processors are free,
-and tens of them where they are not; with one thread, 0.04 us. So a kernel is divided if it would
-take long enough alone, which `microseconds` estimates from what it multiplies and what it moves, a
-guess within a factor of two.
+Starting TVM's thread pool and waiting for it takes 1 to 3 us if the other processors are idle, and
+tens of us if not; with one thread, 0.04 us. So a kernel is parallel if it would take long enough on
+one thread. `microseconds` estimates that time from its products and memory traffic, within a factor
+of two.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ from bnncc.topi_binary.build import input_types, output_types
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d, Spec
 
 MIN_US = 15.0
-"""Shorter kernels run on one thread: divided in two they would gain less than 5 us."""
+"""Kernels with a shorter estimate run on one thread: two threads would save less than 5 us."""
 
 BALANCED = 0.9
-"""Part of the threads' time that work cut in equal pieces should use."""
+"""Minimum utilisation of the threads when work is divided into equal pieces."""
 
 _BITS = {
     "vector": 1.2e6, "lookup": 1.0e6, "bytes": 0.3e6, "neon": 0.7e6, "neon-dot": 0.7e6,
     "tiles": 1.8e6,
 }  # fmt: skip
-"""Products of bits in a microsecond with vectors of 512 bits, by how they are counted."""
+"""Bit products per microsecond with 512-bit vectors, by method of counting."""
 
 _PLANES = {**_BITS, "vector": 2.7e6, "lookup": 0.55e6, "bytes": 0.55e6}
 _NUMBERS = {"bytes": 0.55e6, "pairs": 0.23e6, "floats": 0.125e6}
-"""The same for pairs of planes of levels, and products of levels that are numbers, by method.
+"""The same for products of levels, by method; for bit planes, per pair of planes.
 
-Rates are those of the nine layers of ``benchmarks/few_bit.py``; with them, W bits times A bits as
-planes cost W * A products of bits, so that 3 x 8 bits lose to bytes."""
+Rates are those of the nine layers of ``benchmarks/few_bit.py``. With bit planes, W-bit weights and
+A-bit data cost W * A bit products, so 3 x 8 bits are slower than bytes."""
 
 _FLOATS = 6e4
-"""Float products in a microsecond with vectors of 512 bits."""
+"""Float products per microsecond with 512-bit vectors."""
 
 _BYTES = 1e4
-"""Bytes moved in a microsecond, between the second-level cache and memory."""
+"""Bytes per microsecond between the L2 cache and memory."""
 
 _CACHED = 9e4
-"""The same where a kernel runs again and again, as in `bnncc bench`: all is in the caches."""
+"""The same if a kernel runs repeatedly, as in `bnncc bench`: all tensors are in the caches."""
 
 _STEPS = 5e3
-"""Innermost iterations in a microsecond of what TVM legalized."""
+"""Innermost iterations per microsecond of functions that TVM legalized."""
 
 _FILTERED = 0.6
-"""Part of a float convolution's products that minimal filtering leaves."""
+"""Fraction of a float convolution's products that remains with minimal filtering."""
 
 _FUNCTIONS = {
     **{f"tirx.{name}": 250.0 for name in ("log2", "pow", "sin", "cos")},
     **{f"tirx.{name}": 1200.0 for name in float_functions.FUNCTIONS},
 }
-"""Values in a microsecond of functions: those of C's library are called one by one."""
+"""Values per microsecond of functions; those of the C library are called for one at a time."""
 
 _REGION = "pragma_parallel_launch_point"
 
@@ -71,22 +71,22 @@ def shared(spec: Spec, target: TargetSpec, threads: int) -> bool:
 
 
 def steps_shared(steps: int, threads: int) -> bool:
-    """Return whether a block of so many innermost iterations should be divided among threads."""
+    """Return whether a block of `steps` innermost iterations should be divided among threads."""
     return threads > 1 and steps >= _STEPS * MIN_US
 
 
 def microseconds(spec: Spec, target: TargetSpec, bytes_per_us: float = _BYTES) -> float:
-    """Estimate how long one thread takes for the kernel of `spec` (a symbolic batch counts as 1).
+    """Estimate the time of the kernel of `spec` on one thread (a symbolic batch counts as 1).
 
     Parameters
     ----------
     bytes_per_us : float
-        How fast its tensors are moved.
+        Rate at which its tensors are moved.
 
     Returns
     -------
     float
-        The longer of the times for its products and for its tensors.
+        The larger of the times for its products and for its tensors.
     """
     moved = 0
     for shape, dtype in (*input_types(spec), *output_types(spec)):
@@ -96,7 +96,7 @@ def microseconds(spec: Spec, target: TargetSpec, bytes_per_us: float = _BYTES) -
 
 
 def multiplying(spec: Spec, target: TargetSpec) -> float:
-    """Estimate how many microseconds one thread takes for the products of `spec`."""
+    """Estimate the time in microseconds of the products of `spec` on one thread."""
     if not spec.macs:
         return 0.0
     rate: float = function(row(spec).rate)(spec, target)
@@ -104,20 +104,20 @@ def multiplying(spec: Spec, target: TargetSpec) -> float:
 
 
 def estimated(func: tirx.PrimFunc, spec: Spec | None, target: TargetSpec) -> float | None:
-    """Estimate how many microseconds one thread takes for a kernel, for people to read.
+    """Estimate the time of a kernel on one thread in microseconds, for the report.
 
     Parameters
     ----------
     func : tirx.PrimFunc
         Its definition, as legalized.
     spec : Spec or None
-        What it computes; None for TVM's own operators. Of those, blocks that only move or add are
-        mostly inlined into the largest of them.
+        Its spec, or None for TVM's own operators. Blocks of these that only move or add are
+        usually inlined into the largest one.
 
     Returns
     -------
     float or None
-        None on GPUs, whose rates are not known.
+        None on GPUs, whose rates are unknown.
     """
     if target.kind != "llvm":
         return None
@@ -145,7 +145,7 @@ def estimated(func: tirx.PrimFunc, spec: Spec | None, target: TargetSpec) -> flo
 
 
 def bits(spec: BinaryConv2d, target: TargetSpec) -> float:
-    """Return how many products of bits vectors of 512 bits make in a microsecond."""
+    """Return the bit products per microsecond with 512-bit vectors."""
     if spec.weight_order == tile_choice.ORDER:
         return _BITS["tiles"]
     lookup = "lookup" if spec.weight_order == "nibbles" else "bytes"
@@ -153,10 +153,9 @@ def bits(spec: BinaryConv2d, target: TargetSpec) -> float:
 
 
 def levels(spec: FewBitConv2d, target: TargetSpec) -> float:
-    """Return how many products of levels vectors of 512 bits make in a microsecond.
+    """Return the products of levels per microsecond with 512-bit vectors.
 
-    Work is counted as it is done: words and vectors filled up, and a product of bits for every pair
-    of planes.
+    Work is counted as executed: words and vectors are filled up, and each pair of planes counts.
     """
     taps = spec.kernel[0] * spec.kernel[1]
     depth = few_bit_data.group_words(spec) * few_bit_data.per_word(spec) * taps
@@ -171,25 +170,25 @@ def levels(spec: FewBitConv2d, target: TargetSpec) -> float:
 
 
 def floats(spec: Conv2d, target: TargetSpec) -> float:
-    """Return how many products of floats vectors of 512 bits make in a microsecond."""
+    """Return the float products per microsecond with 512-bit vectors."""
     return _FLOATS * (spec.packed if spec.method == "direct" else 1 / _FILTERED)
 
 
 def balanced(pieces: int, threads: int) -> bool:
-    """Return whether so many equal pieces keep the threads busy: each takes neighbouring ones."""
+    """Return whether `pieces` equal pieces, divided in contiguous runs, keep the threads busy."""
     return pieces >= BALANCED * threads * -(-pieces // threads)
 
 
 def one_region(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Start threads once for all parallel loops of `func` that follow one another.
+    """Merge consecutive parallel loops of `func` into one parallel region.
 
-    Each thread then goes through its part of the first loop, of the second, and so on, without
-    waiting for the others in between; so only for loops that do not read each other's results.
+    Each thread runs its part of the first loop, then of the second, and so on, without a barrier.
+    So no loop may read results of another.
 
     Parameters
     ----------
     func : tirx.PrimFunc
-        Scheduled.
+        A scheduled function.
     """
     return func.with_body(_joined(func.body))
 
@@ -221,7 +220,7 @@ def _is_loop(stmt: tirx.Stmt) -> bool:
 
 
 def region(loops: list[tirx.Stmt]) -> tirx.Stmt:
-    """Return statements that each thread executes, of parallel loops its part."""
+    """Return statements that each thread executes; of parallel loops, it executes its part."""
     first = loops[0]
     if len(loops) == 1 and isinstance(first, tirx.For) and first.kind == tirx.ForKind.PARALLEL:
         return first
@@ -230,11 +229,11 @@ def region(loops: list[tirx.Stmt]) -> tirx.Stmt:
 
 
 def divided(stmt: tirx.Stmt) -> bool:
-    """Whether there is work for several threads in `stmt`."""
+    """Whether `stmt` contains a parallel loop with more than one iteration."""
     found = []
 
     def visit(loop: tirx.For) -> None:
-        single = isinstance(loop.extent, tirx.IntImm) and loop.extent.value == 1  # is not kept
+        single = isinstance(loop.extent, tirx.IntImm) and loop.extent.value == 1  # removed later
         found.append(loop.kind == tirx.ForKind.PARALLEL and not single)
 
     tvm_ffi.structural_walk(stmt, (tirx.For, visit), order="post")

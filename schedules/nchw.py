@@ -1,12 +1,12 @@
-"""Results in NCHW: rows of pixels that are transposed as soon as they are complete.
+"""NCHW results: rows of pixels are transposed as soon as they are complete.
 
-Lanes are output channels, but neighbours in NCHW are columns. So a kernel holds a row of the
-results of a tile of channels, pixel after pixel, in memory that stays in the first-level cache, and
-then transposes it. A kernel of its own would read all results again, from further away.
+Lanes are output channels, while adjacent elements in NCHW are columns. So a kernel buffers a row of
+results of one channel tile, pixel after pixel, which stays in the L1 cache, and then transposes it.
+A separate kernel would have to read all results again, from a slower cache.
 
-A run of `LONG` pixels is transposed at a time. The last run ends with the row: pixels it has in
-common with the one before are written twice, as single numbers and masks would take longer. A few
-rows may be transposed together, where fewer runs cover them; they are neighbours in a plane.
+A run of `LONG` pixels is transposed at a time. The last run ends with the row: pixels that it
+shares with the previous run are written twice, because scalar or masked stores would take longer.
+Several rows may be transposed together if that takes fewer runs; rows of a plane are contiguous.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from bnncc.topi_binary.spec import Spec
 from bnncc.topi_binary.step import output_kinds
 
 UNALIGNED = 1.25
-"""How much longer runs take that cross lines of the cache."""
+"""Relative cost of runs that cross a cache line."""
 
 LONG = 2 * QUAD
-"""Pixels at a time: a register of AVX2. Wider ones gain nothing, as they shuffle and store half as
-many vectors in a cycle."""
+"""Pixels transposed at a time: an AVX2 register. Wider registers gain nothing, because only half as
+many can be shuffled and stored per cycle."""
 
 
 def fits(spec: Spec, target: TargetSpec) -> bool:
-    """Return whether kernels of a convolution on `target` may write NCHW themselves."""
+    """Return whether convolution kernels on `target` may write NCHW themselves."""
     x86 = target.popcount in ("vector", "lookup")
     return x86 and spec.output_rank == 4 and spec.output_hw[1] >= QUAD
 
 
 def results(spec: Spec) -> list[int]:
-    """Return which parameters of a kernel are results in NCHW."""
+    """Return the indices of a kernel's parameters that are NCHW results."""
     if spec.output_rank == 2 or not spec.epilogue:
         return []
     made = [(step, kind) for step in spec.steps for kind in output_kinds(step)]
@@ -59,10 +59,10 @@ def results(spec: Spec) -> list[int]:
 
 
 def rows_of(spec: Spec, target: TargetSpec, vectors: int) -> int:
-    """Return how many rows to hold of so many vectors of channels: a divisor of all.
+    """Return the number of rows to buffer: the divisor of the height with the least cost per row.
 
-    Those that take the fewest runs, and of these the fewest; runs that begin at a multiple of
-    their bytes take less time. One, where nothing is held.
+    The cost counts runs; runs that start at a multiple of their size are cheaper. Of equal ones,
+    the fewest rows are taken. 1 if there are no NCHW results.
     """
     height, width = spec.output_hw
     if not results(spec) or width < QUAD:
@@ -79,21 +79,21 @@ def rows_of(spec: Spec, target: TargetSpec, vectors: int) -> int:
 
 
 def held(func: tirx.PrimFunc, spec: Spec, count: int = 1) -> tirx.PrimFunc:
-    """Return a definition that holds results in NCHW, and transposes them in blocks of their own.
+    """Return a definition that buffers NCHW results, and transposes them in separate blocks.
 
     Parameters
     ----------
     func : tirx.PrimFunc
         The definition of a convolution.
     spec : Spec
-        What it computes.
+        Its spec.
     count : int, default 1
-        Rows that are transposed together, a divisor of all.
+        Rows that are transposed together; divides the height.
 
     Returns
     -------
     tirx.PrimFunc
-        `func` itself if there are none, or rows are too short.
+        `func` itself if it has no NCHW results, or rows are too short.
     """
     wanted = results(spec)
     if not wanted or spec.output_hw[1] < QUAD:
@@ -125,7 +125,7 @@ def held(func: tirx.PrimFunc, spec: Spec, count: int = 1) -> tirx.PrimFunc:
     def region(old: tirx.BufferRegion) -> tirx.BufferRegion:
         if old.source not in views:
             return old
-        n, channel, row, column = old.region  # of one pixel
+        n, channel, row, column = old.region  # of a single pixel
         pixel = tvm.ir.Range.from_min_extent(row.min * int64(width) + column.min, int64(1))
         return tirx.BufferRegion(views[old.source], [n, pixel, channel])
 
@@ -145,16 +145,16 @@ def held(func: tirx.PrimFunc, spec: Spec, count: int = 1) -> tirx.PrimFunc:
 
 
 class _Run(NamedTuple):
-    """Pixels that are transposed at a time."""
+    """Equal runs of pixels, each transposed at once."""
 
     size: int
     first: int
     turns: int
-    """How many times, one after the other."""
+    """Number of such runs."""
 
 
 def _runs(pixels: int) -> list[_Run]:
-    """Return runs that cover so many pixels.
+    """Return the runs that cover `pixels` pixels.
 
     Examples
     --------
@@ -168,7 +168,7 @@ def _runs(pixels: int) -> list[_Run]:
 
 
 def _transposing(number: int, made: Any, rows: Any, spec: Spec, count: int) -> list[tirx.Stmt]:
-    """Return nests that transpose rows: images, rows, vectors of channels, runs of pixels."""
+    """Return loop nests that transpose rows: images, rows, channel vectors, runs of pixels."""
     pixels, channels = rows.shape[1], spec.output_channels
     images = int64(spec.n) if isinstance(spec.n, int) else made.shape[0]
     strips, strip = int64(spec.output_hw[0] // count), spec.output_hw[1] * count
@@ -207,28 +207,27 @@ def _name(number: int, last: bool, run: _Run) -> str:
 def transposed(
     func: tirx.PrimFunc, spec: Spec, group: Group, order: str, divided: str = "", count: int = 1
 ) -> list[tirx.PrimFunc]:
-    """Schedule what transposes the results of a range of channels, if anything does.
+    """Schedule the transposition of a range of channels; [] if there is none.
 
     Parameters
     ----------
     func : tirx.PrimFunc
         From `held`.
     spec : Spec
-        What it computes.
+        Its spec.
     group : Group
-        The vectors of channels.
+        The channel vectors.
     order : str
-        The loops from the outside in around what transposes a row: n and h, perhaps o (tiles of
-        channels).
+        Outer loops, from the outside in: n and h, optionally o (channel tiles).
     divided : str, default ""
-        Which of them threads share.
+        Loops among these that threads share.
     count : int, default 1
-        As of `held`; then h is a loop over so many rows.
+        As for `held`; h then iterates over groups of so many rows.
 
     Returns
     -------
     list of tirx.PrimFunc
-        To be joined with the other parts of that range, on these loops.
+        Parts to be joined, on these loops, with the other parts of the range.
     """
     rest = group.lanes[-1] < LANES
     vectors = {False: len(group.lanes) - rest, True: int(rest)}
@@ -256,6 +255,6 @@ def transposed(
 
 
 def names(func: tirx.PrimFunc) -> list[str]:
-    """Return the blocks of a definition from `held` that transpose."""
+    """Return the names of the transposing blocks of a definition from `held`."""
     every = [block.name_hint for block in ranges.blocks(func)]
     return [name for name in every if name.startswith("transpose_")]

@@ -1,7 +1,8 @@
-"""Pooling of floats and of bits: a tile of windows and vectors in registers, all taps of each.
+"""Schedules of float and bit pooling: a register tile of windows x vectors.
 
-Lanes are channels, or words. Ranges of windows whose taps lie alike are scheduled alone: rows
-outside the image are left out by the bounds of a loop, columns by tests that are known there.
+Lanes are channels, or words. Ranges of windows with the same taps inside the image are scheduled
+separately: rows outside the image are excluded by the bounds of a loop, columns by conditions that
+are constant within the range.
 """
 
 from __future__ import annotations
@@ -21,31 +22,30 @@ from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BitwiseMaxPool, Pool2d
 
 VECTORS = 4
-"""Vectors of channels in a tile, where pixels are far apart or columns few."""
+"""Channel vectors per tile, if pixels are far apart or columns are few."""
 
 FAR_BLOCKS = 8
-"""Vectors of a pixel from which tiles of poolings and of depthwise layers are better of fewer
-columns, each in cache lines of its own, and more vectors."""
+"""Vectors per pixel from which tiles of poolings and depthwise layers should have fewer columns
+(each in cache lines of its own) and more vectors."""
 
 ONE_COLUMN_VECTORS = 12
-"""Vectors in a tile of a pooling to one column."""
+"""Vectors per tile of a pooling to one column."""
 
 MAX_TILE = 14
-"""The most vectors of a tile that are tried."""
+"""Maximum number of vectors per tile in the search space."""
 
 WORD_COLUMNS = 4
-"""Windows of bits in a tile."""
+"""Windows per tile, for bits."""
 
 MAX_PLANES = 2
-"""Planes of levels up to which the columns of a tile are pooled at a time: they stay in registers.
-"""
+"""Number of planes of levels up to which all columns of a tile are pooled in registers at once."""
 
 UNROLLED_TAPS = 8
-"""Windows of more columns are loops."""
+"""Windows with more columns are loops."""
 
 
 def pool2d_space(spec: Pool2d, target: TargetSpec, threads: int) -> Space:
-    """Return what can be chosen for a float pooling."""
+    """Return the search space of a float pooling."""
     per_vector = target.registers_per_vector(LANES)
     budget = max(1, min(8, target.vector_registers // 2 // per_vector))
     most = max(2, (target.vector_registers - 4) // per_vector)
@@ -83,7 +83,7 @@ def _floats(
     func: tirx.PrimFunc, spec: Pool2d, target: TargetSpec, group: Group, segment: Segment,
     parallel: bool,
 ) -> tirx.PrimFunc:  # fmt: skip
-    """Schedule a range of windows and vectors of channels."""
+    """Schedule a range of windows and channel vectors."""
     vectors, lanes = len(group.lanes), group.lanes[-1]
     last = lanes < LANES
     out = epilogue.BLOCKS[last]
@@ -117,7 +117,7 @@ def _floats(
 
 
 def _taps(sch: s_tir.Schedule, name: str, kh: Any, kw: Any, tile: Sequence[Any]) -> None:
-    """Schedule the loops over the taps of windows, and over what they reduce: columns to lanes."""
+    """Schedule the loops over taps of windows and over values; the last one is lanes."""
     rolled = int(sch.get(kw).extent) > UNROLLED_TAPS
     if not rolled:
         sch.unroll(kw)
@@ -130,7 +130,7 @@ def _taps(sch: s_tir.Schedule, name: str, kh: Any, kw: Any, tile: Sequence[Any])
 
 
 def bitwise_maxpool_space(spec: BitwiseMaxPool, target: TargetSpec, threads: int) -> Space:
-    """Return what can be chosen for a pooling of bits."""
+    """Return the search space of a pooling of bits."""
     return with_threads(
         {"columns": tile_sizes(spec.output_hw[1], MAX_TILE)},
         {"columns": WORD_COLUMNS},
@@ -156,7 +156,7 @@ def _words(
     func: tirx.PrimFunc, spec: BitwiseMaxPool, words: tuple[int, int, int], segment: Segment,
     parallel: bool,
 ) -> tirx.PrimFunc:  # fmt: skip
-    """Schedule a range of windows and of vectors of words: the first, how many, lanes."""
+    """Schedule a range of windows and of word vectors (first, count, lanes)."""
     first, count, lanes = words
     # 1 normalise
     bounds = {2: (segment.start, segment.width * segment.tiles), 3: (first, count * lanes)}
@@ -180,7 +180,7 @@ def _words(
 
 
 def _vectors(words: int) -> list[tuple[int, int, int]]:
-    """Cut `words` into vectors of fewer and fewer lanes."""
+    """Split `words` into vectors with decreasing numbers of lanes."""
     found, first = [], 0
     for lanes in (16, 8, 4, 2, 1):
         count = (words - first) // lanes

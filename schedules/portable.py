@@ -1,9 +1,9 @@
-"""Plain loops, for portable C and machines without vectors: sums are computed where they are read.
+"""Schedule for portable C and scalar processors: sums are computed where they are used.
 
-A definition computes whole layers of sums before the steps that follow. Here the sums of one pixel,
-and of the channels of one vector, become local variables of the loop that takes them further,
-wherever that computes nothing twice. Lanes are the innermost loops: a datum is loaded once for all
-of them, and a C compiler that has vectors can use them.
+A definition computes the sums of a whole layer before the steps that follow. Here the sums of one
+pixel and channel vector become local variables of the loop that uses them, unless that would
+compute anything twice. Lanes are the innermost loops: a data element is loaded once for all of
+them, and a C compiler can vectorize them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _SPATIAL, _REDUCED = 0, 2
 
 
 def schedule(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Schedule a definition, or what TVM legalized.
+    """Schedule a definition, or a function that TVM legalized.
 
     Parameters
     ----------
     func : tirx.PrimFunc
-        Of fixed shapes.
+        With static shapes.
 
     Returns
     -------
@@ -43,12 +43,12 @@ def schedule(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _in_parts(func: tirx.PrimFunc, names: Sequence[str]) -> tirx.PrimFunc:
-    """Schedule the channels that fill vectors, and the last ones, apart."""
+    """Schedule the channels that fill vectors and the last channels separately."""
     kept = [
         [n for n in names if not n.endswith("_last")],
         [n for n in names if n.endswith("_last") or f"{n}_last" not in names],
     ]
-    # What stays in front of all loops is computed once.
+    # Blocks that stay outside all loops are computed once.
     _, left = _gathered(ranges.part(func, {n: {} for n in kept[0]}), BLOCKS[0])
     both = [n for n in names if n.removesuffix("_last") in left]
     parts = [_scheduled(ranges.part(func, {n: {}}, both), ()) for n in both]
@@ -77,7 +77,7 @@ def _scheduled(func: tirx.PrimFunc, outs: Sequence[str]) -> s_tir.Schedule:
 
 
 def _gathered(func: tirx.PrimFunc, out: str) -> tuple[s_tir.Schedule, list[str]]:
-    """Compute blocks in the loops of another one; return the names of those that stay in front."""
+    """Move blocks into the loops of `out`; return the names of those that remain outside."""
     sch, left = s_tir.Schedule(func), []
     names = _outermost(sch)
     for name in reversed(names[: names.index(out)]):
@@ -88,12 +88,12 @@ def _gathered(func: tirx.PrimFunc, out: str) -> tuple[s_tir.Schedule, list[str]]
 
 
 def _outermost(sch: s_tir.Schedule) -> list[str]:
-    """Return the names of the blocks that are in no other."""
+    """Return the names of the blocks that are not inside another block."""
     return [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
 
 
 def _near(sch: s_tir.Schedule, name: str, out: str) -> None:
-    """Compute a block in the loops of another one.
+    """Compute a block inside the loops of another one.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def _turns(sch: s_tir.Schedule, name: str) -> int:
 
 
 def _reordered(sch: s_tir.Schedule, name: str) -> None:
-    """Put what is reduced around the neighbouring results, and the start in front of both."""
+    """Move reduction loops outside the lanes, and the initialisation before both."""
     kinds = [int(var.iter_type) for var in sch.get(sch.get_sblock(name)).iter_vars]
     loops = sch.get_loops(name)[-len(kinds) :]
     reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCED]
@@ -123,7 +123,7 @@ def _reordered(sch: s_tir.Schedule, name: str) -> None:
 
 
 def _inlined(sch: s_tir.Schedule, name: str, step: str) -> None:
-    """Compute a step of an epilogue where one other reads it; start a packed word in front."""
+    """Inline an epilogue step into its only reader; initialise a packed word before the loop."""
     body = sch.get(sch.get_sblock(step))
     if body.init is not None:
         sch.decompose_reduction(step, sch.get_loops(step)[-1])

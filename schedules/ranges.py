@@ -1,8 +1,8 @@
-"""Ranges of a definition's output, each scheduled alone: borders and rests apart from the others.
+"""Partition of a definition into ranges of its output that are scheduled separately.
 
-What a window skips outside the image, and vectors that the last channels do not fill, are code of
-their own: in a range of equal tiles TVM finds that the tests in it always hold. TVM's own
-partitioning of loops comes too late for this: it knows no blocks, and copies no tensor of sums.
+Border pixels, and channels that do not fill a vector, get code of their own; in a range of equal
+tiles, TVM then proves all conditions. TVM's own loop partitioning runs too late for this: after it,
+there are no blocks to schedule, and it cannot duplicate the buffers of sums.
 """
 
 from __future__ import annotations
@@ -18,28 +18,27 @@ from tvm import s_tir, tirx
 from bnncc.topi_binary.definitions.blocks import int64
 
 Bounds = Mapping[int, tuple[int, int]]
-"""By the number of a loop: where it begins, and how many turns it has."""
+"""By index of a loop: first iteration and number of iterations."""
 
 
 def part(
     func: tirx.PrimFunc, bounds: Mapping[str, Bounds], shared: Sequence[str] = ()
 ) -> tirx.PrimFunc:
-    """Return a definition for a range of its output.
+    """Return a definition for a range of the output.
 
     Parameters
     ----------
     func : tirx.PrimFunc
-        Nests of loops around one block each.
+        Loop nests around one block each.
     bounds : mapping of str to Bounds
-        By the names of the blocks that are kept.
+        By name of each block that is kept.
     shared : sequence of str, optional
-        Names of blocks whose tensors, but for results, all parts have in common: one of them keeps
-        these.
+        Blocks whose tensors all parts share (besides results); one part allocates these.
 
     Returns
     -------
     tirx.PrimFunc
-        With the parameters of `func`, and loops and other tensors of its own.
+        With the parameters of `func`, and new loop variables and intermediate tensors.
     """
     root = func.body.block
     own = {var: var for var in (*func.params, *tirx.analysis.undefined_vars(func.body, []))}
@@ -64,7 +63,7 @@ def part(
 
 
 def with_parameters(func: tirx.PrimFunc, other: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return `func` with the parameters of another function of the same ones."""
+    """Return `func` with the parameters of another function that has the same ones."""
     same = dict(zip(func.params, other.params, strict=True))
     for old, new in zip(func.params, other.params, strict=True):
         same |= {
@@ -77,7 +76,7 @@ def with_parameters(func: tirx.PrimFunc, other: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def blocks(func: tirx.PrimFunc) -> list[s_tir.SBlock]:
-    """Return the blocks of a definition, each the inside of a nest of loops."""
+    """Return the blocks of a definition, each the body of a loop nest."""
     opened = (_opened(stmt) for stmt in statements(func.body.block.body))
     return [realize.block for loops, realize in opened if loops]
 
@@ -93,21 +92,21 @@ def _cut(loops: Sequence[tirx.For], realize: s_tir.SBlockRealize, bounds: Bounds
 
 
 def ends(func: tirx.PrimFunc, number: int, count: int) -> tirx.PrimFunc:
-    """Return a scheduled function of which one loop takes its first and last turns alone.
+    """Return a scheduled function in which the first and last iterations of a loop are a new loop.
 
     Parameters
     ----------
     func : tirx.PrimFunc
-        One nest of loops.
+        A single loop nest.
     number : int
-        Of the loop, from the outside in.
+        Index of the loop, from the outside in.
     count : int
-        Turns at each end.
+        Iterations at each end.
 
     Returns
     -------
     tirx.PrimFunc
-        With two loops for the one: over the ends, and their turns.
+        With two loops instead of the one: over the two ends, and over the iterations of each.
     """
 
     def replaced(loops: list[tirx.For], body: tirx.Stmt) -> tirx.Stmt:
@@ -124,14 +123,14 @@ def ends(func: tirx.PrimFunc, number: int, count: int) -> tirx.PrimFunc:
 
 
 def parallel(func: tirx.PrimFunc, count: int) -> tirx.PrimFunc:
-    """Return a scheduled function of which threads share the first loops.
+    """Return a scheduled function whose outermost loops are one parallel loop.
 
     Parameters
     ----------
     func : tirx.PrimFunc
-        One nest of loops.
+        A single loop nest.
     count : int
-        How many loops become one.
+        Number of loops that are fused.
 
     Returns
     -------
@@ -146,7 +145,7 @@ def parallel(func: tirx.PrimFunc, count: int) -> tirx.PrimFunc:
             if _single(loop):
                 places[loop.loop_var] = int64(0)
                 continue
-            # TVM does not see that a remainder by a symbol leaves all that is below it.
+            # TVM cannot prove that a remainder by a symbol is below that symbol.
             places[loop.loop_var] = rest if loop is turning[0] else rest % loop.extent
             rest, total = rest // loop.extent, total * loop.extent
         return tirx.For(fused, int64(0), total, tirx.ForKind.PARALLEL, _renamed(body, places))
@@ -161,7 +160,7 @@ def _single(loop: tirx.For) -> bool:
 def _with_loops(
     func: tirx.PrimFunc, count: int, replaced: Callable[[list[tirx.For], tirx.Stmt], tirx.Stmt]
 ) -> tirx.PrimFunc:
-    """Return a function whose outermost loops, and what is in them, are replaced."""
+    """Return a function whose `count` outermost loops, with their body, are replaced."""
     root = func.body.block
     steps = statements(root.body)
     (nest,) = (stmt for stmt in steps if isinstance(stmt, tirx.For))
@@ -175,14 +174,14 @@ def _renamed(stmt: tirx.Stmt, names: Mapping[tirx.Var, Any]) -> Any:
 
 
 def joined(parts: Sequence[tirx.PrimFunc], shared: int) -> tirx.PrimFunc:
-    """Return the scheduled parts of a function as one.
+    """Merge the scheduled parts of a function into one loop nest.
 
     Parameters
     ----------
     parts : sequence of tirx.PrimFunc
-        In the order in which they run, each one nest of loops.
+        In execution order; each is a single loop nest.
     shared : int
-        How many loops they have in common.
+        Number of outer loops that they share.
 
     Returns
     -------
@@ -209,7 +208,7 @@ def joined(parts: Sequence[tirx.PrimFunc], shared: int) -> tirx.PrimFunc:
 
 
 def followed(parts: Sequence[tirx.PrimFunc]) -> tirx.PrimFunc:
-    """Return the scheduled parts of a function one after the other, each as it is."""
+    """Concatenate the scheduled parts of a function."""
     roots = [func.body.block for func in parts]
     body = _sequence([stmt for root in roots for stmt in statements(root.body)])
     tensors = list(dict.fromkeys(tensor for root in roots for tensor in root.alloc_buffers))
@@ -225,12 +224,12 @@ def _sequence(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
 
 
 def statements(stmt: tirx.Stmt) -> list[tirx.Stmt]:
-    """Return what follows one another in a statement."""
+    """Return the statements of a sequence."""
     return list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
 
 
 def _opened(stmt: tirx.Stmt, most: int = sys.maxsize) -> tuple[list[tirx.For], tirx.Stmt]:
-    """Return the outermost loops of a nest, and what is in them."""
+    """Return the outermost loops of a nest, and their body."""
     loops: list[tirx.For] = []
     while isinstance(stmt, tirx.For) and len(loops) < most:
         loops.append(stmt)
@@ -239,7 +238,7 @@ def _opened(stmt: tirx.Stmt, most: int = sys.maxsize) -> tuple[list[tirx.For], t
 
 
 def rooted(func: tirx.PrimFunc, body: tirx.Stmt, tensors: Sequence[Any]) -> tirx.Stmt:
-    """Return a body of `func`, with `tensors` that it uses."""
+    """Return a body for `func` that allocates `tensors`."""
     old = func.body.block
     block = s_tir.SBlock([], old.reads, old.writes, old.name_hint, body, None, tensors)
     return s_tir.SBlockRealize([], tirx.const(True), block)

@@ -1,4 +1,4 @@
-"""How each kind of kernel runs: the registry of `topi_binary.spec`, as schedules add to it."""
+"""Registry of schedules: extends the registry of kernel kinds in `topi_binary.spec`."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from bnncc.topi_binary.spec import (
 
 @dataclass(frozen=True)
 class Row:
-    """Where the functions for a kind of kernel are, each as ``file:name``."""
+    """Functions for a kind of kernel, each named as ``file:name``."""
 
     template: str = ""
-    """Writes the kernel anew: takes spec, target, number of threads and a point of the space, and
-    returns a function. Where there is one, the definition is not what runs yet, or not always."""
+    """Writes the kernel from its spec: takes spec, target, number of threads and a point of the
+    search space. If present, the definition is not scheduled, or not always."""
     space: str = "space:no_choice"
-    """Takes the first three, and returns what can be chosen."""
+    """Takes spec, target and number of threads; returns the search space."""
     apply: str = ""
-    """The rule. Takes the definition and what a template takes, and returns the definition,
-    scheduled; or None, if the kernel is one for the template."""
+    """The rule: takes the definition and the arguments of a template; returns the scheduled
+    definition, or None if the template should be used."""
     nchw: str = ""
-    """Takes spec and target, and returns whether the rule writes results in NCHW as fast as others,
-    see `nchw`; for kinds that ever do."""
+    """Takes spec and target; returns whether the rule writes NCHW results without loss of speed,
+    see `nchw`. Empty for kinds that never do."""
     rate: str = ""
-    """Takes spec and target, and returns how many products vectors of 512 bits make in a
-    microsecond; for kinds that have products."""
+    """Takes spec and target; returns the products per microsecond with 512-bit vectors. Empty for
+    kinds without products."""
     gpu: str = ""
-    """Takes the name of a function for GPUs, the spec and perhaps a cut, and returns a kernel.
+    """Takes a function name, the spec and, if `gpu_cut` is set, a partition; returns a GPU kernel.
     Empty if there is none."""
     gpu_space: str = "space:no_choice"
-    """Takes spec and target, and returns what can be chosen there."""
+    """Takes spec and target; returns the search space on GPUs."""
     gpu_cut: str = ""
-    """Makes a cut of a point of that space."""
+    """Converts a point of that space to a partition."""
 
 
 _ROWS = {
@@ -85,7 +85,7 @@ _ROWS = {
 }  # fmt: skip
 
 _DEFAULT = Row(apply="generic:as_defined")
-"""Of a kind that has none: its definition, scheduled as what TVM legalized is."""
+"""Row of kinds without an entry: the definition, scheduled like functions that TVM legalized."""
 
 
 def row(spec: Spec | type[Spec]) -> Row:
@@ -94,7 +94,7 @@ def row(spec: Spec | type[Spec]) -> Row:
 
 
 def function(name: str) -> Callable[..., Any]:
-    """Return a function that a row names; its file is imported only now."""
+    """Import and return a function named in a row."""
     module, _, attribute = name.partition(":")
     found: Callable[..., Any] = getattr(
         importlib.import_module(f"bnncc.schedules.{module}"), attribute

@@ -1,8 +1,8 @@
-"""What a rule may choose: named choices with the values they can take, and the default of each.
+"""Search spaces: named choices with their possible values and defaults.
 
-A *point* gives every choice a value. The rules in this folder make a kernel of any point of its
-space; their default is one point of it, so a tuned kernel and one that is not differ in numbers
-only.
+A *point* assigns a value to each choice. The rules in this folder make a kernel for any point of
+its search space; the default is one of these points. So tuned and untuned kernels differ only in
+these numbers.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ Point = Mapping[str, int]
 """A value for each choice."""
 
 THREADED = ("divide", "chunks")
-"""Choices that exist for several threads only; one thread ignores them in a record."""
+"""Choices that exist for several threads only; with one thread, those in a record are ignored."""
 
 
 class UnfitPoint(ValueError):
-    """A point is not in the space: it was found with other rules."""
+    """A point is not in the search space, e.g. because its record is from an older version."""
 
 
 def _anything(point: Point) -> bool:
@@ -28,14 +28,14 @@ def _anything(point: Point) -> bool:
 
 @dataclass(frozen=True)
 class Space:
-    """The choices of one kernel."""
+    """The search space of one kernel."""
 
     choices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """What each can be, in ascending order; 0 and 1 where it is a question."""
+    """Possible values of each choice, ascending; 0 and 1 for a yes/no choice."""
     default: Point = field(default_factory=dict)
-    """What the rule chooses by itself."""
+    """The rule's default."""
     fits: Callable[[Point], bool] = _anything
-    """Whether values go together."""
+    """Whether a combination of values is allowed."""
 
     def points(self) -> Iterator[dict[str, int]]:
         """Yield every point, the default first.
@@ -52,7 +52,7 @@ class Space:
                 yield point
 
     def complete(self, point: Point | None) -> dict[str, int]:
-        """Return `point` with the defaults of choices it leaves out.
+        """Return `point`, completed with defaults.
 
         Parameters
         ----------
@@ -62,7 +62,7 @@ class Space:
         Raises
         ------
         UnfitPoint
-            If it has a choice or value that this space has not.
+            If it contains a choice or value that is not in this space.
         """
         given = {k: v for k, v in (point or {}).items() if k in self.choices or k not in THREADED}
         for name, value in given.items():
@@ -78,7 +78,7 @@ class Space:
 def space(
     choices: Mapping[str, Iterable[int]], default: Point, fits: Callable[[Point], bool] = _anything
 ) -> Space:
-    """Return a space of `choices` and what `default` has besides.
+    """Return a space of `choices`; values of `default` are added if they are missing.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def space(
 
 
 def no_choice(*_: object) -> Space:
-    """Return the space of a kernel that leaves no choice."""
+    """Return the space of a kernel without choices."""
     return Space()
 
 
@@ -99,14 +99,14 @@ def with_threads(
     choices: Mapping[str, Iterable[int]], default: Point, several: bool, divided: bool,
     fits: Callable[[Point], bool] = _anything,
 ) -> Space:  # fmt: skip
-    """Return a space that says, if there are `several` threads, whether they share the kernel."""
+    """Return a space that, for `several` threads, includes whether they share the kernel."""
     if not several:
         return space(choices, default, fits)
     return space({**choices, "divide": (0, 1)}, {**default, "divide": int(divided)}, fits)
 
 
 def tile_sizes(extent: int, most: int) -> list[int]:
-    """Return the sizes up to `most` of nearly equal tiles of `extent`, no two for the same cut.
+    """Return sizes up to `most` of nearly equal tiles of `extent`, one for each number of tiles.
 
     Examples
     --------

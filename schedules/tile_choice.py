@@ -1,10 +1,10 @@
-"""Which layers are multiplied on the tiles of AMX, where a target has them.
+"""Selection of the layers that use AMX tiles, on targets that have them.
 
-Only Intel's servers from Sapphire Rapids on do. A prototype was timed there: binary layers of 3x3
-win from 16 pixels on, those of 1x1 only for 16 to 32 pixels, with results that are bits. Of levels
-only the ceilings are known: tiles multiply seven times as many bytes as vectors do. Of
-bfloat16 they do 0.97 products in a picosecond, where `vdpbf16ps` does about 0.15 and float32 0.08:
-layers of 16 pixels get them.
+Only Intel's server processors since Sapphire Rapids have AMX. A prototype was timed there. Binary
+3x3 layers are faster on tiles from 16 pixels on; binary 1x1 layers only for 16 to 32 pixels with
+results in bits. For levels, only peak rates are known: tiles multiply seven times as many bytes as
+vectors do. In bfloat16, tiles reach 0.97 products per picosecond, compared with about 0.15 for
+`vdpbf16ps` and 0.08 in float32, so layers from 16 pixels on use them.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from bnncc.topi_binary.layout import DEPTH, LANES, WORD_BITS
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d
 
 ORDER = "fours"
-"""Of the binary weights that tiles read."""
+"""Order of the binary weights that tiles read."""
 
 WINDOWED = 9
-"""Taps from which bytes of a pixel are used often enough."""
+"""Taps per kernel from which the bytes of a pixel are reused often enough."""
 
 MIN_PIXELS, MAX_POINTWISE, POINTWISE_BYTES = 16, 32, 32 * 1024
-"""Pixels of an image from which tiles win; with fewer taps than `WINDOWED`, binary layers do so up
-to `MAX_POINTWISE` pixels, if the bytes of those stay in the first-level cache."""
+"""Pixels per image from which tiles are faster. Binary layers with fewer than `WINDOWED` taps use
+them for up to `MAX_POINTWISE` pixels, if the bytes of these stay in the L1 cache."""
 
 MAX_TERMS = 512
-"""Channels up to which sums of products of three terms are as exact as documented."""
+"""Maximum number of channels for which sums of three-term products are as exact as documented."""
 
 MIN_FILLED = 0.75
-"""Part of a tile's depth that channels must fill, of binary layers; of levels, a half."""
+"""Minimum fraction of a tile's depth that the channels of binary layers fill; for levels, half."""
 
 
 def supports(spec: Layer, target: TargetSpec) -> bool:
-    """Return whether there are tiles for a layer."""
+    """Return whether a layer can be computed on tiles."""
     return _SUPPORTED[type(spec)](spec, target)
 
 
@@ -77,7 +77,7 @@ def pays(spec: Layer, target: TargetSpec) -> bool:
     room = layout.blocks(depth, DEPTH) * DEPTH
     if pixels < MIN_PIXELS:
         return False
-    if not isinstance(spec, BinaryConv2d):  # floats fill tiles; levels are bytes, of which some do
+    if not isinstance(spec, BinaryConv2d):  # floats fill tiles; levels are bytes already
         floats = spec.method == "direct"
         few = cast("FewBitConv2d", spec)
         return floats or few_bit_data.group_words(few) * few_bit_data.per_word(few) * 2 >= room

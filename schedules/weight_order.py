@@ -1,9 +1,9 @@
-"""In which order a target's kernels read the weights of a binary layer: the rule's, or a record's.
+"""Selection of the order of a binary layer's weights: by rule, or from tuning records.
 
-The order decides which kernel computes a layer (on a GPU its engine and the width of its tiles),
-and the bytes of the packed weights. So it is chosen when weights are packed, before there is a
-kernel to schedule, and is a field of the kernel's spec: a record of a kernel with another order
-says that it was tried, and how fast it is.
+The order determines which kernel computes a layer (on a GPU, its engine and tile width), and the
+layout of the packed weights. So it is chosen when weights are packed, before there is a kernel to
+schedule, and is a field of the kernel's spec. A record of a kernel with another order contributes
+the time measured for it.
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ if TYPE_CHECKING:
 
 
 class Recorded(Protocol):
-    """What is known of orders by measurement: `bnncc.records.database.Records`."""
+    """Measured weight orders: `bnncc.records.database.Records`."""
 
     def weight_order(self, spec: BinaryConv2d, orders: Sequence[str]) -> str | None:
-        """Return which of `orders` is the fastest on record for a layer, if any is."""
+        """Return the fastest of `orders` on record for a layer, or None."""
 
 
 def with_weight_order(
     spec: BinaryConv2d, target: TargetSpec, records: Recorded | None = None
 ) -> BinaryConv2d:
-    """Return `spec` with the order of weights that the fastest kernel on `target` reads.
+    """Return `spec` with the weight order that the fastest kernel on `target` reads.
 
-    The only place where the order is chosen: passes pack weights in it, and it decides which kernel
-    is made.
+    The order is chosen here only: passes pack weights in it, and it determines the kernel.
 
     Parameters
     ----------
     spec : BinaryConv2d
-        A layer; for the rule, its steps do not matter.
+        A layer; the rule ignores its steps.
     records : Recorded, optional
-        Measurements, which count more than the rule.
+        Measurements, which take precedence over the rule.
     """
     orders = weight_orders(spec, target)
     chosen = records.weight_order(spec, orders) if records is not None and orders[1:] else None
@@ -47,12 +46,12 @@ def with_weight_order(
 
 
 def weight_orders(spec: BinaryConv2d, target: TargetSpec) -> tuple[str, ...]:
-    """Return the orders of weights that kernels for a layer read on `target`.
+    """Return the weight orders that kernels on `target` support for a layer.
 
     Returns
     -------
     tuple of str
-        First the rule's own choice. The others read the same data, and are worth measuring.
+        The rule's own choice first. The others read the same data, and can be tuned.
     """
     if target.kind == "cuda":
         return _on_gpu(spec, target)
@@ -60,11 +59,11 @@ def weight_orders(spec: BinaryConv2d, target: TargetSpec) -> tuple[str, ...]:
 
 
 _KINDS = {"wgmma": ("strips", "fragments", "cores"), "mma": ("strips", "fragments")}
-"""Kinds of orders that are worth measuring, by the engine of a GPU; else those of ``mma``."""
+"""Weight orders worth measuring, by the engine of a GPU; by default those of ``mma``."""
 
 
 def _on_gpu(spec: BinaryConv2d, target: TargetSpec) -> tuple[str, ...]:
-    """Return all orders of the engines that `target` has, but for tiles that are half empty."""
+    """Return the orders of all engines of `target`, except with tiles that are half empty."""
     from bnncc.schedules.cuda import binary
     from bnncc.topi_binary import tiles
 
@@ -102,8 +101,8 @@ def _on_cpu(spec: BinaryConv2d, target: TargetSpec) -> str:
 
 
 def in_slices(channels: int, target: TargetSpec) -> bool:
-    """Return whether groups of so many channels in and out are computed in bit slices."""
+    """Return whether groups of `channels` channels in and out are computed in bit slices."""
     if target.kind != "llvm" or channels >= WORD_BITS:
         return False
-    # Groups that are whole vectors of lanes share words of data: counting instructions win there.
+    # Groups that are whole vectors share data words; popcount instructions are faster there.
     return target.popcount != "vector" or channels % LANES > 0

@@ -1,7 +1,7 @@
-"""Data that may hold exact zeros: code for those without any, and code for all.
+"""Data that may hold exact zeros: one version of a kernel for data without zeros, one for all.
 
-Planes of zeros are scanned first. In the usual case they are empty, and a copy of the function runs
-in which nothing is left of them.
+Zero planes are scanned first. Usually they are empty, and a copy of the function runs from which
+all code for zeros has been removed.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _ALL = tirx.IntImm("uint32", 2**32 - 1)
 
 
 def without(func: tirx.PrimFunc, planes: Sequence[int], blocks: Sequence[str]) -> tirx.PrimFunc:
-    """Return a copy of a definition for planes of which all bits are 0.
+    """Return a copy of a definition, specialised for zero planes that are empty.
 
     Parameters
     ----------
     func : tirx.PrimFunc
-        Nests of loops around one block each.
+        Loop nests around one block each.
     planes : sequence of int
-        Which parameters these are.
+        Indices of the parameters that are zero planes.
     blocks : sequence of str
-        Names of blocks whose results are 0 then: they may be left out, see `ranges.part`.
+        Blocks whose results are then 0, and which may be omitted, see `ranges.part`.
 
     Returns
     -------
@@ -86,16 +86,16 @@ def _is(expr: Expr, value: int) -> bool:
 def either(
     func: tirx.PrimFunc, planes: Sequence[int], clear: tirx.PrimFunc, other: tirx.PrimFunc
 ) -> tirx.PrimFunc:
-    """Return a function that looks at the planes first.
+    """Return a function that scans the zero planes and selects one of two versions.
 
     Parameters
     ----------
     func : tirx.PrimFunc
         The definition.
     planes : sequence of int
-        Which of its parameters are planes of zeros.
+        Indices of the parameters that are zero planes.
     clear, other : tirx.PrimFunc
-        `func`, scheduled: what runs if they are empty, and what else.
+        Scheduled versions of `func`: for empty zero planes, and for any.
 
     Returns
     -------
@@ -111,7 +111,7 @@ def either(
 
 
 def scan(planes: Sequence[Buffer]) -> Buffer:
-    """Write a block that collects all bits of `planes` in one word (``scan``)."""
+    """Write a block that ORs all words of `planes` into one word (``scan``)."""
     flats = []
     for plane in planes:
         size = 1
