@@ -1,1 +1,1 @@
-"""Kernels whose loops are the algorithm: written as they run, on named instructions."""
+"""Kernels written with their loops, where the loop structure is the algorithm."""

@@ -1,16 +1,16 @@
-"""Grouped binary convolutions in bit slices: lanes are single bits.
+"""Grouped binary convolutions in bit slices: each lane is a single bit.
 
-`sliced_data` says how operands are stored. Rows of data go into a ring, with what stands for pixels
-outside the image around them, once for each turn, and with the columns of a stride side by side: so
-every tap is a load of neighbouring words, also across pixels where those are shorter than a vector.
-Bits that differ are added by carry-save adders made of logic: three bits of one weight become one,
-and a carry of the next. The sum is bit planes too, compared with limits in slices, 32 channels in
-each word; for other epilogues, planes of a row become numbers afterwards, `LANES` channels at once.
-Ring and adders are the algorithm, no order of the loops that `definitions.binary_conv2d` has, which
-these kernels are tested against.
+`sliced_data` defines the storage of the operands. Rows of data are copied to a ring buffer, with
+padding around them, once per rotation within groups, and with the columns of each stride phase
+contiguous. So each tap is a load of contiguous words, across pixels if those are shorter than a
+vector. Differing bits are counted by carry-save adders built from logic operations: three bits of
+equal weight become one bit of that weight and a carry of the next. The sum consists of bit planes
+too. These are compared with thresholds in bit slices, 32 channels per word; for other epilogues,
+the planes of a row are converted to numbers afterwards, `LANES` channels at once. Ring buffer and
+adders cannot be derived from `definitions.binary_conv2d`, against which the kernels are tested.
 
-Zero planes are turned and padded like data, and always counted: a bit that differs and is no zero
-counts two, a zero one.
+Zero planes are rotated and padded like data, and are always counted: a differing bit that is not
+zero counts two, a zero counts one.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from bnncc.topi_binary.spec import BinaryConv2d
 Buffer = Any
 
 MAX_UNROLLED = 160
-"""Products that are written one after another; kernels of more have a loop over rows."""
+"""Maximum number of products without a loop; kernels with more have a loop over their rows."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How the kernel is cut.
+    """Parameters of the kernel.
 
     Attributes
     ----------
     lanes : int, default 4
-        Words in a vector, at most.
+        Maximum number of words per vector.
     bands : int, default 1
-        Parts of an image that threads share; each fills a ring of its own.
+        Parts of an image divided among threads, each with a ring buffer of its own.
     parallel : bool, default False
-        Whether there are threads.
+        Whether there are several threads.
     ternlog : bool, default False
-        Whether the machine has AVX-512's logic of three operands.
+        Whether the target has AVX-512's ternary logic.
     """
 
     lanes: int = 4
@@ -61,19 +61,19 @@ class Tile:
 
 
 def conv2d(spec: BinaryConv2d, tile: Tile | None = None) -> tirx.PrimFunc:
-    """Define a grouped convolution whose weights are in the order ``sliced``.
+    """Write a grouped convolution whose weights are in the order ``sliced``.
 
     Parameters
     ----------
     spec : BinaryConv2d
-        What it computes.
+        Spec of the kernel.
     tile : Tile, optional
-        How it is cut.
+        Its parameters.
 
     Returns
     -------
     tirx.PrimFunc
-        Its loops are as they are to run.
+        The kernel; it needs no schedule.
     """
     with Operator(spec) as kernel:
         _Conv(kernel, spec, tile or Tile()).write()
@@ -81,7 +81,7 @@ def conv2d(spec: BinaryConv2d, tile: Tile | None = None) -> tirx.PrimFunc:
 
 
 class _Conv:
-    """Writes one convolution into an open kernel."""
+    """Writes a convolution into an open kernel."""
 
     def __init__(self, kernel: Operator, spec: BinaryConv2d, tile: Tile) -> None:
         self.kernel, self.spec, self.tile = kernel, spec, tile
@@ -125,14 +125,14 @@ class _Conv:
                 self._row(rings, n, row)
 
     def _mask(self, number: int, word: Expr) -> Expr:
-        """Return a vector of a row of masks."""
+        """Return a vector from a row of masks."""
         row = sliced_data.rows(self.spec) + number
         return get(self.rows, [word + row * self.pitch], self.lanes)
 
     # ---- tables, where vectors reach across pixels ------------------------------------------
 
     def _tables(self) -> None:
-        """Repeat what belongs to channels, so that vectors may begin at any word of a pixel."""
+        """Repeat per-channel data, so that vectors may start at any word of a pixel."""
         self.rows, self.pitch = self.weight, self.words
         self.limits = list(self.params) if self.compared else []
         if not self.across:
@@ -146,7 +146,7 @@ class _Conv:
         self.limits = [self._of_columns(limit) for limit in self.limits]
 
     def _of_columns(self, limit: Buffer) -> Buffer:
-        """Lay limits out as the words of a row are: [class of the row, plane, word]."""
+        """Arrange thresholds as [border class of the row, plane, word within a row]."""
         high, wide = self.classes
         planes = sliced_data.planes(self.spec)
         table = T.sblock_alloc_buffer([len(high), planes, self.cut.run + self.lanes], "uint32")
@@ -158,7 +158,7 @@ class _Conv:
                 with loop(self.pitch) as place:
                     word = limit[above * len(wide) + number, plane, place % self.words]
                     T.buffer_store(wheel, word, [place])
-                # What is written beyond the end is written again for the next class.
+                # Words written past the end are overwritten by the next class.
                 with loop(-(-(end - first) * self.words // self.lanes)) as turn:
                     begin = turn * self.lanes % self.words
                     to = turn * self.lanes + first * self.words
@@ -215,7 +215,7 @@ class _Conv:
         return bind(number)
 
     def _below(self, sums: list[Expr], above: Expr, place: Expr, pixel: Expr, word: Expr) -> Any:
-        """Yield for each vector of limits the bits of the sums that are below."""
+        """Yield, for each vector of thresholds, the bits of the sums that are below them."""
         left = None if self.across else self._class(1, pixel)
         for limit in self.limits:
             less: Expr | None = None
@@ -234,12 +234,12 @@ class _Conv:
     def _sums(
         self, rings: list[Ring], starts: list[Expr], row: Expr, place: Expr, word: Expr
     ) -> list[Expr]:
-        """Return the planes of the count, the lowest first."""
+        """Return the bit planes of the count, least significant first."""
         spec = self.spec
         tall, wide = spec.kernel
 
         def products(tree: CarrySaveTree, start: Expr, first: Expr) -> None:
-            """Add those of one row of the kernel."""
+            """Add the products of one kernel row."""
             begin = bind(start + place)
             for k in range(wide):
                 for turn in range(self.cut.turns):
@@ -275,7 +275,7 @@ class _Conv:
     # ---- numbers ----------------------------------------------------------------------------
 
     def _finish(self, counts: Buffer, n: Expr, row: Expr, above: Expr) -> None:
-        """Make numbers of a row's planes, `LANES` channels of a pixel at a time."""
+        """Convert the planes of a row to numbers, `LANES` channels of a pixel at a time."""
         spec = self.spec
         outputs = views(spec.steps, self.kernel.outputs, spec.channels)
         full, tail = divmod(spec.channels, LANES)

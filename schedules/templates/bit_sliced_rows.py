@@ -1,6 +1,6 @@
-"""Rows of data for convolutions in bit slices: a ring of padded rows, turned within groups.
+"""Rows of data for convolutions in bit slices: a ring buffer of padded rows, rotated within groups.
 
-They are part of the template `bit_sliced`, whose definition is `definitions.binary_conv2d`.
+Part of the template `bit_sliced`; the definition is `definitions.binary_conv2d`.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ ONES = 2**WORD_BITS - 1
 
 
 class Cut:
-    """How pixels and channels of a convolution lie in vectors of words.
+    """Arrangement of the pixels and channels of a convolution in vectors of words.
 
     Parameters
     ----------
     spec : BinaryConv2d
-        In the order ``sliced``.
+        A spec in the order ``sliced``.
     most : int
-        Words in a vector, at most.
+        Maximum number of words per vector.
 
     Attributes
     ----------
     words : int
-        Of a pixel.
+        Words per pixel.
     lanes : int
-        Words in a vector.
+        Words per vector.
     run : int
-        Words in a row of the result.
+        Words per row of the result.
     columns : int
-        Pixels in a line: a row of padded data, in one phase.
+        Pixels per line: a padded row of data, in one phase of the stride.
     phases : list of int
-        Columns modulo the stride that taps read, each a line of its own.
+        Phases (columns modulo the stride) that taps read; each has its own line.
     line : int
-        Words from one line to the next, a vector more than it has.
+        Words from one line to the next: one vector more than the line holds.
     reach : int
-        Rows of data under one row of the result.
+        Data rows under one output row.
     fresh : int
-        How many of them are not under the row before.
+        How many of these are not under the previous output row.
     """
 
     def __init__(self, spec: BinaryConv2d, most: int) -> None:
         self.spec, self.words, self.turns = spec, words(spec.channels), sliced_data.turns(spec)
         self.height, self.width = spec.output_hw
         self.run = self.width * self.words
-        # Several pixels share a vector where they are shorter.
+        # Several pixels share a vector if they are shorter.
         fits = self.words >= most
         self.lanes = most if fits else min(most, 1 << self.run.bit_length() - 1)
         taps = [k * spec.dilations[1] for k in range(spec.kernel[1])]
@@ -68,14 +68,15 @@ class Cut:
 
     @property
     def across(self) -> bool:
-        """Whether vectors reach across pixels."""
+        """Whether vectors span several pixels."""
         return self.lanes > self.words
 
     def vectors(self, columns: int, write: Callable[[Expr, Expr, Expr], None]) -> None:
-        """Call `write` with place, pixel and word for vectors that cover `columns`.
+        """Call `write` with position, pixel and word for vectors that cover `columns`.
 
-        The last one of a pixel or row begins earlier where it would reach over the end. Across
-        pixels, the word is that of the first pixel it begins in, and the pixel of no meaning.
+        The last vector of a pixel or row starts earlier if it would otherwise extend past the end.
+        For vectors across pixels, the word is that of the first pixel and the pixel argument is
+        unused.
         """
         if self.across:
             total = columns * self.words
@@ -96,20 +97,20 @@ class Cut:
 
 
 class Ring:
-    """The rows of one plane of data under a row of the result, in all turns.
+    """The rows of one plane of data under an output row, in all rotations.
 
     Parameters
     ----------
     cut : Cut
-        How rows lie in memory.
+        Memory layout of the rows.
     logic : Logic
-        Of vectors of that many lanes.
+        Logic operations on vectors.
     data : Buffer
         The plane.
     outside : int
-        The word that pixels outside the image are.
+        Word of pixels outside the image.
     masks : callable
-        Returns a vector of a row of masks, from a word of the pixel on; see `sliced_data.masks`.
+        Returns a vector from a row of masks, from a word of the pixel on; see `sliced_data.masks`.
     """
 
     def __init__(
@@ -122,19 +123,19 @@ class Ring:
         self.memory = T.sblock_alloc_buffer([slots * cut.line + 2 * cut.lanes], "uint32")
 
     def slot(self, row: Expr) -> Expr:
-        """Return where the lines of a row begin; rows count from the first one of the padding."""
+        """Return the start of a row in the ring; rows count from the first row of the padding."""
         cut = self.cut
         return bind(row % cut.reach * (cut.turns * len(cut.phases) * cut.line) + cut.lanes)
 
     def load(self, start: Expr, tap: int, turn: int) -> Expr:
-        """Return a vector of what a tap in a row of the kernel reads; `start` is in its slot."""
+        """Return the vector read by a tap of a kernel row; `start` is an index within its slot."""
         cut = self.cut
         step, phase = divmod(tap * self.spec.dilations[1], self.spec.strides[1])
         skip = turn * len(cut.phases) + cut.phases.index(phase)
         return get(self.memory, [start + (skip * cut.line + step * cut.words)], cut.lanes)
 
     def fill(self, n: Expr, row: Expr) -> None:
-        """Store a row of the padded image, in all turns."""
+        """Store a row of the padded image, in all rotations."""
         base, lines = self.slot(row), range(len(self.cut.phases))
         y = bind(row - self.spec.pads[0])
         with T.If(T.And(y >= 0, y < self.spec.height)):
@@ -148,7 +149,7 @@ class Ring:
             self._turn(bind(base + number * self.cut.line))
 
     def _line(self, base: Expr, n: Expr, y: Expr, phase: int) -> None:
-        """Store the columns of one phase, with the padding at both ends."""
+        """Store the columns of one phase, with padding at both ends."""
         spec, stride, size = self.spec, self.spec.strides[1], self.cut.words
         columns, left = self.cut.columns, spec.pads[1]
         low = min(columns, max(0, -(-(left - phase) // stride)))
@@ -173,7 +174,7 @@ class Ring:
             T.buffer_store(self.memory, tirx.IntImm("uint32", self.outside), [where])
 
     def _copy(self, to: Expr, of: Expr, count: int) -> None:
-        """Copy `count` words, the last vector over words that are copied already."""
+        """Copy `count` words; the last vector may overlap words that are already copied."""
         if not count:
             return
         lanes = min(self.cut.lanes, 1 << count.bit_length() - 1)
@@ -185,12 +186,12 @@ class Ring:
             put(self.memory, [to + place], get(self.data, [of + place], lanes), lanes)
 
     def _turn(self, base: Expr) -> None:
-        """Make the other turns of a line: channels of a group come down by some, and round."""
+        """Write the rotations of a line: channels within each group shift down cyclically."""
         size, lanes = self.cut.turns, self.cut.lanes
         within = WORD_BITS % size == 0
 
         def shifted(word: Expr, by: int) -> Expr:
-            """Return words moved up by so many bits, or down."""
+            """Return words shifted left by `by` bits, or right if it is negative."""
             if by > 0:
                 return T.shift_left(word, splat_word(by, lanes))
             return T.shift_right(word, splat_word(-by, lanes))
@@ -215,7 +216,7 @@ class Ring:
 
 
 def _mask(size: int, turn: int) -> int:
-    """Return the bits of a word whose channel stays in its group when moved down by `turn`."""
+    """Return the bits of a word whose channel stays in its group if shifted down by `turn`."""
     return sum(1 << bit for bit in range(WORD_BITS) if bit % size + turn < size)
 
 
@@ -225,7 +226,7 @@ def _at(where: list[Any], lanes: int) -> list[Any]:
 
 
 def get(buffer: Buffer, where: list[Any], lanes: int) -> Expr:
-    """Load `lanes` words; one alone is no vector."""
+    """Load `lanes` words; a single word as a scalar."""
     return buffer[tuple(_at(where, lanes))]
 
 

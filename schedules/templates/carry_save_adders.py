@@ -1,4 +1,4 @@
-"""Adders made of logic, for numbers whose bits lie in several vectors."""
+"""Carry-save adders built from logic operations, for numbers in bit slices."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from bnncc.schedules.templates.kernel import Expr, Register
 
 
 class Logic:
-    """Logic on vectors of `lanes` words.
+    """Logic operations on vectors of `lanes` words.
 
     Parameters
     ----------
     lanes : int
-        Words in a vector.
+        Words per vector.
     ternlog : bool
-        Whether the machine has AVX-512's instruction for any function of three bits.
+        Whether the target has AVX-512's instruction for arbitrary functions of three bits.
     """
 
     def __init__(self, lanes: int, ternlog: bool) -> None:
@@ -27,27 +27,28 @@ class Logic:
         return TERNARY[table, self.lanes](a, b, c)
 
     def choose(self, mask: Expr, ones: Expr, zeros: Expr) -> Expr:
-        """Return bits of `ones` where `mask` is set, of `zeros` elsewhere."""
+        """Return the bits of `ones` where `mask` is set, and of `zeros` elsewhere."""
         if self._ternlog:
             return self._three(CHOOSE, mask, ones, zeros)
         return (mask & ones) | (T.bitwise_not(mask) & zeros)
 
     def sum(self, a: Expr, b: Expr, c: Expr) -> Expr:
-        """Return the lower bit of the sum of three bits."""
+        """Return the low bit of the sum of three bits."""
         if self._ternlog:
             return self._three(SUM, a, b, c)
         return T.bitwise_xor(T.bitwise_xor(a, b), c)
 
     def carry(self, a: Expr, b: Expr, c: Expr) -> Expr:
-        """Return the higher bit of the sum of three bits."""
+        """Return the high bit of the sum of three bits."""
         if self._ternlog:
             return self._three(MAJORITY, a, b, c)
         return self.choose(T.bitwise_xor(a, b), c, a)
 
     def less(self, a: Expr | None, b: Expr, lower: Expr | None) -> Expr:
-        """Return where ``a < b`` in one bit, or a is b and it is so in `lower` ones.
+        """Return where ``a < b``, given bits a and b and the comparison `lower` of less significant
+        bits.
 
-        Without `a`, it is 0; without `lower`, there are none.
+        `a` defaults to 0; without `lower`, there are no less significant bits.
         """
         if a is None:
             return b if lower is None else b | lower
@@ -59,17 +60,17 @@ class Logic:
 
 
 class CarrySaveTree:
-    """Adds bits of any weights, three of one weight as soon as they are there.
+    """Adds bits of any significance, three of equal significance as soon as they are available.
 
-    What waits is kept in registers that are written again: TVM copies bound expressions into each
-    other, and these would double with every bit.
+    Pending bits are kept in registers that are reassigned: TVM substitutes bound expressions into
+    each other, so their size would double with every bit.
 
     Parameters
     ----------
     logic : Logic
-        How.
+        Logic operations to use.
     most : int
-        Bits of the sum; no more can be set.
+        Bits of the sum; higher ones cannot be set.
     """
 
     def __init__(self, logic: Logic, most: int) -> None:
@@ -91,7 +92,7 @@ class CarrySaveTree:
             self._held[weight] = 1
 
     def total(self) -> list[Expr]:
-        """Return the bits of the sum, the lowest first, as far as they can be set."""
+        """Return the bits of the sum, least significant first, as far as they can be set."""
         for weight, slots in enumerate(self._slots):
             if self._held[weight] == 2:
                 one, two = slots[0].value, slots[1].value

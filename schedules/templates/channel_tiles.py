@@ -1,11 +1,11 @@
-"""Convolutions whose lanes are output channels: sums of products as blocks, a tile at a time.
+"""Convolutions whose lanes are output channels: blocks for the sums of one tile at a time.
 
-The output is cut into ranges of columns (`window.segments`: tiles of equal width and equal taps)
-and of vectors of channels (`groups`). Range i has the block ``acc_i``, a reduction over the taps
-inside the image for one vector of channels of one pixel, in which ``product_i`` is a loop over
-lanes; and ``out_i``, which takes the sums of a tile further. Both are written for single tiles, in
-any order: `schedules.channel_tiles` says how they run. They are the tiles of kernels with a ring of
-rows, which are templates for its sake (`line_buffer`) and tested against `definitions.conv2d`.
+The output is divided into ranges of columns (`window.segments`: tiles of equal width with equal
+taps) and of channel vectors (`groups`). Range i has the block ``acc_i``, a reduction over the taps
+inside the image for one channel vector of one pixel, with the inner loop ``product_i`` over lanes;
+and the block ``out_i``, which processes the sums of a tile. `schedules.channel_tiles` schedules
+both. They are used by kernels with a ring buffer of rows, which are templates because of it
+(`line_buffer`), and are tested against `definitions.conv2d`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from bnncc.topi_binary.layout import LANES
 
 @dataclass(frozen=True)
 class Group:
-    """Tiles of equally many vectors of channels, one after the other."""
+    """Consecutive tiles with the same number of channel vectors."""
 
     count: int
-    """How many tiles."""
+    """Number of tiles."""
     first: int
-    """The first vector."""
+    """Index of the first vector."""
     lanes: tuple[int, ...]
-    """Channels in each vector of a tile: fewer than `LANES` in the last of all."""
+    """Channels in each vector of a tile: fewer than `LANES` only in the very last vector."""
 
 
 def groups(channels: int, vectors: int, apart: bool = False) -> list[Group]:
-    """Cut `channels` into tiles of `vectors`, and what is left as one, or `apart`.
+    """Divide `channels` into tiles of `vectors`; the rest is one tile, or `apart`.
 
     Examples
     --------
@@ -56,11 +56,11 @@ def groups(channels: int, vectors: int, apart: bool = False) -> list[Group]:
 
 
 Names = list[tuple[Group, list[tuple[str, Segment]]]]
-"""By tiles of channels: ranges of columns, from left to right, and the ends of their names."""
+"""By group of channel tiles: the segments of columns from left to right, with name suffixes."""
 
 
 def named(channels: Sequence[Group], columns: Sequence[Segment], kind: str = "") -> Names:
-    """Name the ranges of a kernel, or of something else in it."""
+    """Name the ranges of a kernel, or (by `kind`) of a stage in it."""
     return [
         (group, [(f"{kind}{i}_{j}", segment) for j, segment in enumerate(columns)])
         for i, group in enumerate(channels)
@@ -68,43 +68,43 @@ def named(channels: Sequence[Group], columns: Sequence[Segment], kind: str = "")
 
 
 class Pixel(NamedTuple):
-    """One vector of channels of one pixel of the output."""
+    """One channel vector of one output pixel."""
 
     n: Expr
     h: Expr
     w: Expr
     block: Expr
-    """Which vector."""
+    """Index of the vector."""
 
 
 class Product(NamedTuple):
-    """What is added for one tap."""
+    """The product of one tap."""
 
     pair: TensorPair
-    """Whose ``desc`` says what: the loop over lanes that a schedule replaces."""
+    """Its ``desc`` is the loop over lanes that a schedule replaces."""
     operands: tuple[Window, ...]
-    """What it reads, besides the sum."""
+    """Input operands, without the sum."""
 
     def regions(self) -> list[Expr]:
-        """Return what is read besides the sum."""
+        """Return the regions that are read, without the sum."""
         kinds = self.pair.operands[:-1]
         return [at.region(kind.shape[0]) for at, kind in zip(self.operands, kinds, strict=True)]
 
 
 @dataclass(frozen=True)
 class Range:
-    """A range of columns and of vectors of channels.
+    """A range of columns and channel vectors.
 
     Attributes
     ----------
     name : str
-        Ends the names of its blocks.
+        Suffix of the names of its blocks.
     segment : Segment
         The columns.
     group : Group
-        The vectors.
+        The channel vectors.
     at : tuple of Expr
-        Image and row, perhaps the first vector, where other loops are at.
+        Image and row, and optionally the first vector, as given by outer loops.
     """
 
     name: str
@@ -114,16 +114,16 @@ class Range:
 
     @property
     def tiles(self) -> list[Expr]:
-        """Extents of the loops over tiles: perhaps tiles of vectors; tiles of columns."""
+        """Extents of the loops over tiles: of vectors (if not given by `at`), and of columns."""
         return [self.group.count, self.segment.tiles][len(self.at) - 2 :]
 
     @property
     def cells(self) -> tuple[int, int]:
-        """Columns and vectors of a tile."""
+        """Columns and vectors per tile."""
         return self.segment.width, len(self.group.lanes)
 
     def pixel(self, tile: Sequence[Expr], column: Expr = 0, vector: Expr = 0) -> Pixel:
-        """Return a column and vector of a tile."""
+        """Return the place of a column and vector within a tile."""
         n, h, *rest = [*self.at, *tile]
         if len(self.at) < 3:
             rest[0] = rest[0] * len(self.group.lanes) + self.group.first
@@ -134,20 +134,20 @@ class Range:
         self, spec: Windowed | None, words: int, product: Callable[..., Product],
         dtype: str = "float32", start: Callable[[Pixel, Expr], Expr] | None = None,
     ) -> Buffer:  # fmt: skip
-        """Write the block ``acc_i``.
+        """Write the block ``acc_i``: the sums.
 
         Parameters
         ----------
         spec : Conv2d or FewBitConv2d, optional
-            Whose taps are summed: kernel rows, kernel columns, words. Else words alone.
+            Its taps are the reduction: kernel rows, kernel columns, words. Default: words only.
         words : int
-            In one tap.
+            Words per tap.
         product : callable
             Takes a `Pixel`, kernel row, kernel column and word; returns a `Product`.
         dtype : str, default "float32"
-            Of the sums.
+            Type of the sums.
         start : callable, optional
-            Takes a `Pixel` and a lane, and returns what sums start from, if that is not 0.
+            Takes a `Pixel` and a lane; returns the initial value, if not 0.
 
         Returns
         -------
@@ -178,7 +178,7 @@ class Range:
         return acc
 
     def _add(self, made: Product, acc: Buffer, total: Window) -> None:
-        if made.pair.lanes == 1:  # TVM drops such a loop, and does not find it again
+        if made.pair.lanes == 1:  # TVM removes such a loop, and then cannot match it
             for place, value in made.pair.impl(*made.operands, total):
                 T.buffer_store(acc, value, list(total.index(place)))
             return
@@ -188,18 +188,18 @@ class Range:
                 T.buffer_store(acc, value, list(total.index(place)))
 
     def _inside(self, spec: Windowed, h: Expr, column: Expr, kh: Expr, kw: Expr) -> list[Expr]:
-        """Return the tests that a tap is in the image, but for those that always hold."""
+        """Return the conditions under which a tap is inside the image, unless they always hold."""
         taps, rows = spec.kernel[0], range(spec.window_hw[0])
         patterns = (
             {taps_inside(spec, 0, row) for row in (*rows[:taps], *rows[-taps - 1 :])},
             set(self.segment.taps),
         )
-        # All tiles of a segment have the same taps in each column: the first one tells.
+        # All tiles of a segment have the same taps in each column; use the first one.
         places = h, column + self.segment.start
         tests = []
         for axis, (place, tap) in enumerate(zip(places, (kh, kw), strict=True)):
-            # As bounds of the tap, which can become those of a loop over it. All windows that have
-            # no tap inside are one pattern.
+            # As bounds of the tap, which can become bounds of a loop over it. Windows without any
+            # tap inside the image all have the same bounds.
             low, high = tap_bounds(spec, axis, place)
             if any(not taps or taps.start > 0 for taps in patterns[axis]):
                 tests.append(tap >= low)
@@ -209,10 +209,10 @@ class Range:
 
     @contextmanager
     def each(self, acc: Buffer) -> Iterator[tuple[Expr, ...]]:
-        """Open the block ``out_i``, of one tile, which reads its sums."""
+        """Open the block ``out_i`` of one tile, which reads its sums."""
         count = len(self.tiles)
         with T.grid(*self.tiles) as loops, T.sblock(f"out_{self.name}"):
-            # One loop is a variable, not a list of one.
+            # TVM returns a single variable, not a list, for one loop.
             axes = T.axis.remap("S" * count, list(loops) if count > 1 else [loops])
             tile = tuple(axes) if count > 1 else (axes,)
             columns, vectors = self.cells

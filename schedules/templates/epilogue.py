@@ -1,10 +1,10 @@
-"""The epilogue: what is done to one vector of values while it is still in a register.
+"""Epilogue of templates: the steps applied to one vector of values in a register.
 
 `emit` writes the steps of a spec as TensorIR, inside the block that the caller has opened with
-TVM's IRBuilder: those of `definitions.epilogue`, with a whole vector in the place of a lane. Full
-blocks of `layout.LANES` channels are loaded and stored as vectors; the block of the last few
-channels goes lane by lane, because float tensors are not padded. Bits are one compare and one
-16-bit store, into a view of the packed tensor as half words.
+TVM's IRBuilder. They are those of `definitions.epilogue`, applied to a whole vector instead of a
+lane. Full blocks of `layout.LANES` channels are loaded and stored as vectors. In a last, partial
+block, lanes are accessed one by one, because float tensors are not padded. Bits take one comparison
+and one 16-bit store, into a view of the packed tensor as half words.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Buffer = Any
 Expr = Any
 
 _EVERY = T.Ramp(0, 1, LANES)
-"""All lanes, as one."""
+"""All lanes, as a single index."""
 
 
 def regions(
@@ -82,12 +82,12 @@ class _Held:
         self._value = value
 
     def __getitem__(self, lane: Expr) -> Expr:
-        """Return all lanes: there is no other access."""
+        """Return all lanes, whatever the index."""
         return self._value
 
 
 class _Registers(Lanes):
-    """Values of all lanes are one vector, under a name."""
+    """Represents the values of all lanes as one named vector."""
 
     algebra = VECTOR
 
@@ -138,29 +138,29 @@ def emit(
     acc: Expr = None,
     halved: bool = False,
 ) -> Expr:
-    """Write the steps on one vector, in the block that is open.
+    """Write the steps for one vector, in the block that is open.
 
     Parameters
     ----------
     steps : sequence of Step
         The epilogue, see `spec.Step`.
     value : Expr of float32x16 or None
-        What the steps start from; None for the accumulator.
+        Initial value; None for the accumulator.
     params : sequence of Buffer
-        The steps' inputs, in their order.
+        Inputs of the steps, in order.
     outputs : sequence of Buffer
-        The steps' outputs, in their order, passed through `views`.
+        Outputs of the steps, in order, from `views`.
     at : Place
-        Where the vector lies.
+        Place of the vector.
     acc : Expr of int32x16, optional
         The integer accumulator, for ``threshold``.
     halved : bool, default False
-        Whether `acc` is half of the accumulator that the steps mean, see `Steps`.
+        Whether `acc` is half of the accumulator that the steps expect, see `Steps`.
 
     Returns
     -------
     Expr of float32x16
-        The value after the last step, if one looked at it.
+        The final value, if a step used it.
     """
     found, count = (None if v is None else _Held(T.Bind(v)) for v in (value, acc))
     held = Steps(at, _Registers(), found, count, halved).write(steps, params, outputs)

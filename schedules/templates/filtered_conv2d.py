@@ -1,12 +1,13 @@
-"""Float convolution with fewer products: minimal filtering along rows, or both ways.
+"""Float convolution by minimal filtering (Winograd), along rows or in both directions.
 
-Per strip of rows: the data are transformed (`filtered_data`), once for all output channels; then,
-for each tile of transforms times vectors of output channels and for each point, products are summed
-in registers over kernel rows, parts and channels and put aside; then the inverse transform makes
-the results, which go straight on to the epilogue or the pooling (`line_buffer`). `filtering` says
-what the transforms are. Why a template: the rings of transformed rows, from which a strip takes
-several at once, and sums put aside point by point are the algorithm. `definitions.conv2d` says the
-same sums plainly, and is what tests compare.
+For each strip of rows, the data are transformed once for all output channels (`filtered_data`).
+Then, for each tile of transforms x channel vectors and for each point, products are summed in
+registers over kernel rows, parts and channels, and stored. The inverse transform gives the results,
+which go to the epilogue or the pooling (`line_buffer`). `filtering` defines the transforms.
+
+This is a template because its algorithm consists of the ring buffers of transformed rows, from
+which a strip reads several at once, and of the sums stored point by point. `definitions.conv2d`
+defines the same sums, and is what the kernel is tested against.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ from bnncc.topi_binary.spec import Conv2d
 
 @dataclass(frozen=True)
 class Tile:
-    """How a filtered convolution is cut.
+    """Parameters of a filtered convolution.
 
     Attributes
     ----------
     tiles : int, default 1
-        Transforms side by side in a register tile.
+        Transforms side by side per register tile.
     vectors : int, default 1
-        Vectors of output channels in a register tile.
+        Vectors of output channels per register tile.
     rows : int, default 1
-        Output rows (rows of transforms, if filtered both ways) in a strip.
+        Output rows (rows of transforms, if filtered in both directions) per strip.
     unroll : int, default 1
-        Input channels in one turn of the innermost loop.
+        Input channels per iteration of the innermost loop.
     chunks : int, default 1
-        Pieces of the image.
+        Pieces per image.
     parallel : bool, default False
-        Whether threads share images and pieces.
+        Whether images and pieces are divided among threads.
     """
 
     tiles: int = 1
@@ -60,21 +61,21 @@ class Tile:
 
 
 def conv2d(spec: Conv2d, tile: Tile) -> tuple[tirx.PrimFunc, Rows]:
-    """Define a filtered float convolution with its epilogue.
+    """Write a filtered float convolution with its epilogue.
 
     Parameters
     ----------
     spec : Conv2d
-        What it computes; `method` is not direct.
+        Spec of the kernel, with a filtered method.
     tile : Tile
-        How it is cut.
+        Its parameters.
 
     Returns
     -------
     func : PrimFunc
-        What `float_conv2d` computes, but for rounding.
+        The kernel, equal to the direct convolution up to rounding.
     rows : Rows
-        Whose pooling is to be scheduled.
+        Its pooling must still be scheduled.
     """
     with Operator(spec) as kernel:
         conv = _Conv(kernel, spec, tile)
@@ -84,7 +85,7 @@ def conv2d(spec: Conv2d, tile: Tile) -> tuple[tirx.PrimFunc, Rows]:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Transforms ``first .. first + width`` of a row, times vectors ``block ..`` of channels."""
+    """Transforms ``first .. first + width`` of a row, times channel vectors ``block ..``."""
 
     first: Expr
     width: int
@@ -163,7 +164,7 @@ class _Conv:
 
     @staticmethod
     def _points(axis: filtering.Axis) -> list[range]:
-        """Return the points, those with the same parts together."""
+        """Return the points, grouped by equal parts."""
         last = axis.points - 1
         if axis.at(last) == axis.at(0):
             return [range(axis.points)]
@@ -172,14 +173,14 @@ class _Conv:
     # ---- products ---------------------------------------------------------------------------
 
     def _point_1d(self, strip: Strip, turn: Expr, piece: _Piece, q: Expr, points: range) -> None:
-        """Write the products of one point, over the kernel rows that are inside the image."""
+        """Write the products of one point, over the kernel rows inside the image."""
         spec = self.spec.unpooled
         parts = self.axis.at(points.start)
         per_row = len(parts) * spec.channels
         sums = self._zeros(piece)
         row = bind(strip.row + turn)
         low, taps = row_taps(spec, row)
-        before = spec.kernel[0] * len(self.axis.parts) * spec.channels  # of a point before the last
+        before = spec.kernel[0] * len(self.axis.parts) * spec.channels  # terms per earlier point
         with loop(taps) as number:
             kh = bind(number + low)
             slot = self.data.slot(row * spec.strides[0] - spec.pads[0] + kh)
@@ -188,19 +189,19 @@ class _Conv:
         self._keep(self.products, [q], piece, sums)
 
     def _point_2d(self, turn: Expr, piece: _Piece, q: Expr, points: range) -> None:
-        """Write the products of one column of points, and their vertical inverse."""
+        """Write the products of one column of points, and their vertical inverse transform."""
         assert self.vertical is not None
         vertical, channels = self.vertical, self.spec.channels
         parts = self.axis.at(points.start)
         rows = [vertical.at(p) for p in range(vertical.points)]
-        # Terms of one column of points, which is also where the next one starts.
+        # Terms per column of points: the offset to the next column.
         whole = sum(map(len, rows)) * len(self.axis.parts) * channels
         for group in self._points(vertical):
             terms = [(i, j) for i in rows[group.start] for j in parts]
             with loop(len(group)) as number:
                 p = bind(number + group.start)
                 sums = self._zeros(piece)
-                # All points before the last have as many terms as the first.
+                # All points except the last have as many terms as the first.
                 first = bind(q * whole + p * (len(rows[0]) * len(parts) * channels))
                 places = [(turn, q, p, i * len(self.axis.parts) + j) for i, j in terms]
                 self._sum(piece, places, first, sums)
@@ -219,7 +220,7 @@ class _Conv:
     def _sum(
         self, piece: _Piece, places: list[Any], first: Expr, sums: dict[tuple[int, int], Register]
     ) -> None:
-        """Add the products of all channels at `places`, weights from term `first` on."""
+        """Add the products of all channels at `places`, with weights from term `first` on."""
         channels = self.spec.channels
         unroll = self.tile.unroll if channels % self.tile.unroll == 0 else 1
         for number, place in enumerate(places):
@@ -251,7 +252,7 @@ class _Conv:
     # ---- results ----------------------------------------------------------------------------
 
     def _results(self, strip: Strip, turn: Expr, piece: _Piece) -> None:
-        """Write the inverse transform along the row, and pass its results on."""
+        """Write the inverse transform along the row, and pass on its results."""
         matrix, outputs = self.axis.transform.inverse, self.axis.outputs
         sure = self.width % outputs or outputs
         for vector in range(len(piece.lanes)):

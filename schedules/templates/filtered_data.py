@@ -1,12 +1,13 @@
-"""The data of a filtered convolution, transformed: what its products read.
+"""Transformed data of a filtered convolution.
 
-Lanes are channels where the data are NHWC and channels fill vectors; else they are tiles, that is,
-transforms side by side in a row. For that, columns are first put apart by their distance from the
-start of a tile (`_Planar`), so that all loads are of neighbours.
+Lanes are channels if the data are NHWC and channels fill vectors. Otherwise lanes are tiles: the
+transforms of a row, side by side. For that, columns are first deinterleaved by their offset from
+the start of a tile (`_Planar`), so that all loads are contiguous.
 
-Filtered along rows only, each row of the image is transformed once and kept in a ring until no
-kernel row needs it. Filtered both ways, the rows of a strip are transformed downwards, then across.
-This is part of the template `filtered_conv2d`, whose definition is `definitions.conv2d`.
+If only rows are filtered, each image row is transformed once and kept in a ring buffer until no
+kernel row needs it. If both directions are filtered, the rows of a strip are transformed
+vertically, then horizontally. Part of the template `filtered_conv2d`; the definition is
+`definitions.conv2d`.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.spec import Conv2d
 
 MIN_CHANNELS = 8
-"""Fewer channels than this leave too many lanes of a vector empty."""
+"""With fewer channels, too many lanes of a vector would be empty."""
 
 
 def make(spec: Conv2d, data: Any, rows: int) -> Filtered:
-    """Declare the scratch memory for strips of `rows` rows (of tiles) of `spec`."""
+    """Allocate scratch memory for strips of `rows` rows (of tiles) of `spec`."""
     lanes_are_channels = spec.data_layout == "NHWC" and spec.channels >= MIN_CHANNELS
     return (_Channels if lanes_are_channels else _Planar)(spec, data, rows)
 
@@ -52,16 +53,16 @@ class Filtered(ABC):
     Parameters
     ----------
     spec : Conv2d
-        What is computed.
+        Spec of the convolution.
     data : Buffer
         Its input.
     rows : int
-        Output rows, or rows of tiles, in one strip.
+        Output rows, or rows of tiles, per strip.
 
     Attributes
     ----------
     tiles : int
-        Transforms side by side in a row.
+        Transforms per row.
     """
 
     def __init__(self, spec: Conv2d, data: Any, rows: int) -> None:
@@ -75,21 +76,21 @@ class Filtered(ABC):
             parts = len(self.vertical.parts) * len(self.axis.parts)
             outer = [rows, self.axis.points, self.vertical.points, parts]
             last = max(part[0] for part in self.vertical.parts)
-            # Rows of the image under one row of tiles.
+            # Image rows under one row of tiles.
             self.reach = last + (self.vertical.points - 1) * self.vertical.stride + 1
         self.made = T.sblock_alloc_buffer((*outer, *self._plane()), "float32")
         self._scratch()
 
     def slot(self, row: Expr) -> Expr:
-        """Return where row `row` of the image is in the ring."""
+        """Return the position of an image row in the ring buffer."""
         return bind(T.bitwise_and(row, const(self.slots - 1)))
 
     def begin(self) -> None:
-        """Write what comes before the first strip."""
+        """Write the code before the first strip."""
         keep(self.made)
 
     def fill(self, strip: Strip) -> None:
-        """Transform what the products of `strip` need and earlier strips have not."""
+        """Transform the data that `strip` needs and earlier strips have not transformed."""
         spec = self.spec
         top = strip.row * spec.strides[0] - spec.pads[0]
         if self.vertical is not None:
@@ -113,13 +114,13 @@ class Filtered(ABC):
         return [n, channel, y, x] if self.spec.data_layout == "NCHW" else [n, y, x, channel]
 
     def _datum(self, where: list[Expr], valid: int) -> Expr:
-        """Return a vector of the data whose first `valid` lanes exist, as they are multiplied."""
+        """Return a vector of data with `valid` existing lanes, rounded as they are multiplied."""
         loaded = load(self.data, where, valid)
         return loaded if self.spec.operands == "float32" else rounded_to_bfloat16(loaded)
 
     @abstractmethod
     def at(self, place: tuple[Any, ...], tile: Expr, channel: Expr) -> Expr:
-        """Return one transformed datum; `place` is the index before the plane's."""
+        """Return a transformed element; `place` is the index before that within a plane."""
 
     @abstractmethod
     def _plane(self) -> tuple[int, int]: ...
@@ -132,11 +133,11 @@ class Filtered(ABC):
 
     @abstractmethod
     def _both_ways(self, n: Expr, turn: Expr, top: Expr, first: Expr) -> None:
-        """Transform the rows of the image from `top` on; `first` of this thread, or next."""
+        """Transform image rows from `top` on, for the first strip of this thread or a later one."""
 
 
 class _Channels(Filtered):
-    """Lanes are channels."""
+    """Transformed data whose lanes are channels."""
 
     def _plane(self) -> tuple[int, int]:
         return self.tiles, blocks(self.spec.channels) * LANES
@@ -186,12 +187,12 @@ class _Channels(Filtered):
                         )
 
     def _vectors(self) -> list[tuple[int, int, int]]:
-        """Return ranges of vectors of channels: how many, the first, and their valid lanes."""
+        """Return ranges of channel vectors: count, first vector, valid lanes."""
         full, tail = divmod(self.spec.channels, LANES)
         return [(full, 0, LANES)] * bool(full) + [(1, full, tail)] * bool(tail)
 
     def _across(self, channel: Expr, source: Any, place: Any) -> None:
-        """Transform one row of vectors: `source` loads column x, `place` says where results go."""
+        """Transform a row of vectors: `source` loads column x, `place` locates the results."""
         axis, width = self.axis, self.spec.width
 
         def columns(tile: int) -> list[list[int]]:
@@ -201,7 +202,7 @@ class _Channels(Filtered):
             ]
 
         def inside(tile: int) -> int:
-            """Return -1 if all its columns are in the image: then tiles are alike."""
+            """Return -1 for a tile with all columns inside the image: such tiles are alike."""
             return -1 if all(0 <= x < width for p in columns(tile) for x in p) else tile
 
         for kind, group in groupby(range(self.tiles), inside):
@@ -219,7 +220,7 @@ class _Channels(Filtered):
 
 
 class _Planar(Filtered):
-    """Lanes are tiles."""
+    """Transformed data whose lanes are tiles."""
 
     def _plane(self) -> tuple[int, int]:
         return self.spec.channels, blocks(self.tiles) * LANES
@@ -233,12 +234,12 @@ class _Planar(Filtered):
             (part[0] + i * axis.stride - self.spec.pads[1]) // axis.step
             for part in axis.parts for i in range(axis.points)
         ]  # fmt: skip
-        # Column x is in row x % step at place x // step - low.
+        # Column x is stored in row x % step, at position x // step - low.
         self.low = min(ends)
         self.columns_read = min(self.spec.width, (self.tiles + max(ends)) * axis.step)
         self.used = self.tiles + max(ends) - self.low
         stored = blocks(-(-self.columns_read // axis.step)) * LANES - self.low
-        # Vectors of tiles are loaded whole.
+        # Vectors of tiles are always loaded whole.
         self.places = blocks(max(self._plane()[1] + max(ends) - self.low, stored)) * LANES
         rows = 1 if self.vertical is None else ring_size(self.reach)
         shape = (self.spec.channels, rows, axis.step, self.places)
@@ -249,7 +250,7 @@ class _Planar(Filtered):
             self.columns = T.sblock_alloc_buffer(shape, "float32")
 
     def begin(self) -> None:
-        """Set what lies outside the image to 0, once."""
+        """Set everything outside the image to 0, once."""
         super().begin()
         self._clear([const(0)] * 4, self.apart.shape)
 
@@ -260,7 +261,7 @@ class _Planar(Filtered):
             T.buffer_store(self.apart, T.float32(0), where)
 
     def _separate(self, n: Expr, y: Expr, channel: Expr, to: Expr) -> None:
-        """Put the columns of one row apart."""
+        """Deinterleave the columns of one row."""
         step, columns = self.axis.step, self.columns_read
         if self.spec.data_layout == "NCHW" and step & (step - 1) == 0:
             self._separate_vectors(n, y, channel, to)
@@ -277,7 +278,7 @@ class _Planar(Filtered):
                         T.buffer_store(self.apart, value, [channel, to, r, tile - self.low])
 
     def _separate_vectors(self, n: Expr, y: Expr, channel: Expr, to: Expr) -> None:
-        """Put columns that are neighbours in memory apart, a vector of tiles at a time."""
+        """Deinterleave columns that are contiguous in memory, a vector of tiles at a time."""
         step = self.axis.step
         whole, rest = divmod(self.columns_read, step * LANES)
         for count, first, size in ((whole, 0, step * LANES), (1, whole, rest)):
@@ -292,7 +293,7 @@ class _Planar(Filtered):
                     if valid > 0:
                         column = (turn * step + i) * LANES
                         value = self._datum(self._pixel(n, y, column, channel), valid)
-                    if 0 < valid < LANES:  # other lanes may have been loaded too
+                    if 0 < valid < LANES:  # the other lanes may have been loaded too
                         value = T.Select(first_lanes(valid), value, f32(0.0))
                     vectors.append(value)
                 for r, value in enumerate(deinterleave(vectors)):
@@ -310,7 +311,7 @@ class _Planar(Filtered):
         spec, vertical = self.spec, self.vertical
         channels, slots, steps, places = self.apart.shape
         height = vertical.step
-        # Rows of the image above the last `height` are there from the row of tiles before.
+        # Image rows above the last `height` are already there, from the previous row of tiles.
         fresh = bind(T.Select(first, const(self.reach), const(min(height, self.reach))))
         with loop(channels) as channel:
             with loop(fresh) as number:

@@ -1,14 +1,13 @@
-"""Float convolution whose rows are pooled: a register tile of output columns times channel vectors.
+"""Float convolution with fused max-pooling: register tile of output columns x channel vectors.
 
-The lanes of a vector are `LANES` output channels. Each datum is read as it lies in the tensor, NHWC
-or NCHW, and broadcast against them; of a depthwise layer, lanes load data as a vector instead. A
-tile of columns x vectors of accumulators stays in registers while the reduction runs outside it,
-and the ring of rows (`line_buffer`) takes the accumulators from there. Taps outside the image are
-skipped: rows by the bounds of the loop, columns by leaving them out of the code of the tiles at the
-border. The blocks are those of `channel_tiles`. The ring is why this is a template; the definition
-is `definitions.conv2d`, which tests compare. Without pooling, and with other groups, there is none,
-and `schedules.float_conv2d` schedules that. `quantized_conv2d` is the same kernel with other words
-of data and other products.
+The lanes of a vector are `LANES` output channels. Each data element is read from the tensor, NHWC
+or NCHW, and broadcast; in depthwise layers, lanes load a vector of data instead. A tile of columns
+x vectors of accumulators stays in registers during the reduction, and is then passed to the ring
+buffer of rows (`line_buffer`). Taps outside the image are skipped: rows by the bounds of the loop,
+columns by generating separate code for the tiles at the border. The blocks are those of
+`channel_tiles`. It is a template because of the ring buffer, and is tested against
+`definitions.conv2d`. Convolutions without pooling, and grouped ones, are scheduled by
+`schedules.float_conv2d`. `quantized_conv2d` is the same kernel with other operands and products.
 """
 
 from __future__ import annotations
@@ -44,24 +43,24 @@ class Kernel:
     Parameters
     ----------
     spec : Conv2d
-        What it computes.
+        Spec of the kernel.
     columns, vectors : int
-        Output columns, and vectors of output channels, of a tile.
+        Output columns, and vectors of output channels, per tile.
     chunks : int
-        Pieces of each image.
+        Pieces per image.
     parallel : bool
         Whether images and their pieces are divided among threads.
 
     Attributes
     ----------
     func : PrimFunc
-        Not scheduled.
+        The kernel, not yet scheduled.
     ranges : Names
-        What the output is cut into.
+        The ranges into which the output is divided.
     rows : Rows
-        Whose pooling is to be scheduled.
+        Its pooling must still be scheduled.
     depth : int
-        Channels that one product's sum goes over.
+        Channels per sum.
     """
 
     def __init__(
@@ -83,32 +82,32 @@ class Kernel:
         self.func = kernel.func
 
     def _image(self) -> Conv2d:
-        """Declare what is between data and products; return what cuts the output into tiles."""
+        """Allocate the buffers between data and products; return the spec that determines tiles."""
         return self.spec
 
     def _begin(self) -> None:
-        """Write what comes before the first strip of an image."""
+        """Write the code before the first strip of an image."""
 
     def _fill(self, strip: Strip) -> None:
-        """Write what comes before the products of a strip."""
+        """Write the code before the products of a strip."""
 
     def pair(self, group: Group) -> TensorPair:
-        """Return what computes a product in a tile of channels."""
+        """Return the instruction for the products of a group of channel tiles."""
         return MULTIPLY_ADD_LANES[group.lanes[-1]] if self.spec.depthwise else MULTIPLY_ADD
 
     def _range(self, part: Range) -> None:
         self.rows.take(part, part.sums(self.spec, self.depth, partial(self._product, part)))
 
     def _product(self, part: Range, pixel: Pixel, kh: Expr, kw: Expr, channel: Expr) -> Product:
-        """Return the product of a datum, or of a vector of them, with a vector of weights."""
+        """Return the product of a data element (or vector) and a vector of weights."""
         spec, lanes = self.spec, part.group.lanes
         y = pixel.h * spec.strides[0] - spec.pads[0] + kh * spec.dilations[0]
         x = pixel.w * spec.strides[1] - spec.pads[1] + kw * spec.dilations[1]
-        # A block of fewer lanes is stored dense; the lanes beyond read what follows it.
+        # A partial vector is stored densely; its other lanes read what follows.
         tap = (kh * spec.kernel[1] + kw) * self.depth + channel
         size = spec.kernel[0] * spec.kernel[1] * self.depth
         step: Expr = lanes[0]
-        if lanes[-1] < lanes[0]:  # no condition: TVM cannot tell the extent of a region by it
+        if lanes[-1] < lanes[0]:  # arithmetic, since TVM cannot bound a region by a condition
             last = (pixel.block - part.group.first) // (len(lanes) - 1)
             step = lanes[0] - last * (lanes[0] - lanes[-1])
         weight = Window(self.weight, pixel.block * (LANES * size) + tap * step)

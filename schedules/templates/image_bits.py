@@ -1,10 +1,10 @@
-"""Bits straight from the bytes of an image: thresholds, a threshold of its grey, patterns.
+"""Bits of a uint8 image: thresholds of channels, a threshold of grey values, local patterns.
 
-Lanes are pixels, neighbours in memory, so that nothing is packed across lanes: a pixel's word is
-the OR of one bit for each channel. Images whose channels are the last axis are taken apart in
-registers. A row's last vector begins earlier, over pixels that were done, instead of ending short:
-that and taking apart are the algorithm. `definitions.image_bits` is the same, bit by bit, and what
-tests compare.
+Lanes are pixels, contiguous in memory, so bits are never packed across lanes: the word of a pixel
+is the OR of one bit per channel. Channels-last images are deinterleaved in registers. The last
+vector of a row starts early enough to end with the row, and overlaps pixels that are already done.
+That and the deinterleaving make it a template; it is tested against `definitions.image_bits`, which
+computes bit by bit.
 
 References
 ----------
@@ -41,32 +41,32 @@ from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import GREY, ImageBits
 
 NEIGHBOURS = ((-1, -1), (0, 1), (1, -1))
-"""Rows and columns to numbers 0, 3 and 6 of the eight neighbours, clockwise from the top left."""
+"""Row and column offsets of neighbours 0, 3 and 6 of the eight, clockwise from the top left."""
 
 _EDGE = 16
-"""Columns of zeros around a row of greys, for the neighbours of its ends."""
+"""Columns of zeros on both sides of a row of grey values, for the neighbours of its ends."""
 
 _ROWS = 4
-"""Of greys in the ring: three that are compared, and one being written."""
+"""Rows of grey values in the ring: three that are compared, and one being written."""
 
 _UNROLLED = 8
-"""Vectors of a row that need no loop."""
+"""Maximum number of vectors per row without a loop."""
 
 
 def image_bits(spec: ImageBits, machine: str = "") -> tirx.PrimFunc:
-    """Define the bits of an image.
+    """Write the kernel that computes the bits of an image.
 
     Parameters
     ----------
     spec : ImageBits
-        What it computes.
+        Spec of the kernel.
     machine : str, default ""
-        Whose instructions multiply pairs of numbers, ``x86-512``, if any do.
+        Instructions for products of number pairs, ``x86-512``, if the target has any.
 
     Returns
     -------
     tirx.PrimFunc
-        Not scheduled; straight code for vectors of pixels.
+        The kernel: straight-line code on vectors of pixels. It needs no schedule.
     """
     with Operator(spec) as kernel, ExitStack() as stack:
         if machine == "x86-512":
@@ -83,7 +83,7 @@ def image_bits(spec: ImageBits, machine: str = "") -> tirx.PrimFunc:
 
 
 def _pixelwise(spec: ImageBits, data: Buffer, out: Buffer, n: Expr, machine: str) -> None:
-    """Write bits that depend on their pixel alone."""
+    """Write bits that depend on their own pixel only."""
     area = spec.height * spec.width
     word, most = (_grey_word, 16) if spec.kind == "grey" else (_threshold_word, 64)
     if spec.data_layout == "NHWC":
@@ -102,7 +102,7 @@ def _pixelwise(spec: ImageBits, data: Buffer, out: Buffer, n: Expr, machine: str
 
 
 def _lanes(size: int, most: int) -> int:
-    """Return how many of `size` pixels to take at once: whole vectors, or one by one."""
+    """Return how many of `size` pixels to process at once: a whole vector, or one."""
     return next(lanes for lanes in (most, 16, 1) if lanes <= size)
 
 
@@ -140,16 +140,16 @@ def _in_row(size: int, lanes: int, write: Callable[[Expr], None]) -> None:
 
 
 def _interleaved(spec: ImageBits, lanes: int) -> bool:
-    """Whether pixels are taken as words: three bytes, and a fourth that means nothing."""
+    """Whether pixels are loaded as words: three bytes, and an undefined fourth."""
     return spec.data_layout == "NHWC" and spec.channels == 3 and lanes > 1
 
 
 def _words(spec: ImageBits, data: Buffer, n: Expr, pixel: Expr, lanes: int) -> Expr:
-    """Return the bytes of `lanes` interleaved pixels, four to a pixel."""
+    """Return the bytes of `lanes` interleaved pixels, four per pixel."""
     start = (n * spec.height * spec.width + pixel) * 3
     parts, order = [], []
     for group in range(lanes // 4):
-        first = min(12 * group, 3 * lanes - 16)  # the last one reads nothing beyond its pixels
+        first = min(12 * group, 3 * lanes - 16)  # the last load must not exceed the pixels
         parts.append(data[ramp(start + first, 16)])
         base = 16 * group + 12 * group - first
         order += [base + 3 * k + min(c, 2) for k in range(4) for c in range(4)]
@@ -173,7 +173,7 @@ def _channels(spec: ImageBits, data: Buffer, n: Expr, pixel: Expr, lanes: int) -
 
 
 def _threshold_word(spec: ImageBits, data: Buffer, n: Expr, pixel: Expr, lanes: int) -> Expr:
-    """Return the words of `lanes` pixels: bit c is set where channel c reaches its threshold."""
+    """Return the words of `lanes` pixels: bit c is set if channel c reaches its threshold."""
     some, none = _choices(spec)
     limits = [min(max(t, 0), 255) for t in spec.thresholds]
     if _interleaved(spec, lanes):
@@ -190,23 +190,23 @@ def _threshold_word(spec: ImageBits, data: Buffer, n: Expr, pixel: Expr, lanes: 
 
 
 def _choices(spec: ImageBits) -> tuple[list[int], list[int]]:
-    """Return what each channel adds to the word where its threshold is reached, and where not."""
+    """Return the bits that each channel sets if its threshold is reached, and if not."""
     some, none = [], []
     for c, threshold in enumerate(spec.thresholds):
         pair = (1 << c, 0) if not any(spec.flip[c : c + 1]) else (0, 1 << c)
-        some.append(pair[threshold > 255])  # beyond all bytes: never reached
+        some.append(pair[threshold > 255])  # above all bytes: never reached
         none.append(pair[1])
     return some, none
 
 
 def _bytes(values: Sequence[int], lanes: int) -> Expr:
-    """Return the bytes of words, three given and a fourth of 0."""
+    """Return the bytes of words: three given ones and a zero."""
     word = sum(value << 8 * k for k, value in enumerate(values))
     return T.reinterpret(f"uint8x{4 * lanes}", u32(word, lanes))
 
 
 def _grey(spec: ImageBits, data: Buffer, n: Expr, pixel: Expr, lanes: int) -> Expr:
-    """Return the greys of `lanes` pixels, in thousandths."""
+    """Return the grey values of `lanes` pixels, times 1000."""
     if _interleaved(spec, lanes):
         word = T.reinterpret(f"uint32x{lanes}", _words(spec, data, n, pixel, lanes))
         bytes_ = [word >> u32(8 * c, lanes) & u32(255, lanes) for c in range(3)]
@@ -222,16 +222,16 @@ def _grey(spec: ImageBits, data: Buffer, n: Expr, pixel: Expr, lanes: int) -> Ex
 
 
 def _pairs_fit(spec: ImageBits, run: int, machine: str) -> bool:
-    """Whether `_grey_of_pairs` pays, and has pixels around it in runs of so many."""
+    """Whether `_grey_of_pairs` is faster, and has enough pixels around it in runs of `run`."""
     return machine == "x86-512" and _interleaved(spec, 16) and run > 16
 
 
 def _grey_of_pairs(
     spec: ImageBits, data: Buffer, n: Expr, pixel: Expr, machine: str, last: bool
 ) -> Expr:
-    """Return the greys of 16 interleaved pixels, red and blue multiplied at once.
+    """Return the grey values of 16 interleaved pixels, with one product for red and blue.
 
-    One load takes 16 bytes more than the pixels: behind them or, if they are `last`, before them.
+    One load reads 16 bytes beyond the pixels, or, if they are `last`, before them.
     """
     start = (n * spec.height * spec.width + pixel) * 3 - (16 if last else 0)
     words = T.reinterpret("uint32x16", data[ramp(start, 64)])
@@ -241,7 +241,7 @@ def _grey_of_pairs(
     none = splat(tirx.IntImm("uint8", 0), 64)
 
     def picked(low: int, high: int | None) -> Expr:
-        """Return one channel of each pixel in 16 bits, and another in the next 16."""
+        """Return one channel of each pixel in the low 16 bits, and another in the high 16."""
         index = []
         for k in range(16):
             first = 16 * (k // 4) + 3 * (k % 4)
@@ -256,12 +256,12 @@ def _grey_of_pairs(
 
 
 def _grey_word(spec: ImageBits, data: Buffer, n: Expr, pixel: Expr, lanes: int) -> Expr:
-    """Return the words of `lanes` pixels: all bits are set where the grey reaches the threshold."""
+    """Return the words of `lanes` pixels: all bits are set if the grey value reaches its limit."""
     return _grey_bits(spec, _grey(spec, data, n, pixel, lanes), lanes)
 
 
 def _grey_bits(spec: ImageBits, grey: Expr, lanes: int) -> Expr:
-    """Return the words of greys."""
+    """Return the words for grey values."""
     less = _all(tirx.IntImm("int32", spec.thresholds[0] - 1), lanes) - grey
     sign = T.Cast(_typed("uint32", lanes), less >> _all(tirx.IntImm("int32", 31), lanes))
     return sign & _word((1 << spec.out_channels) - 1, lanes)
@@ -272,17 +272,17 @@ def _word(value: int, lanes: int) -> Expr:
 
 
 def _fits_registers(width: int, machine: str) -> bool:
-    """Whether three rows of greys are whole vectors in AVX-512's 32 registers."""
+    """Whether three rows of grey values are whole vectors that fit AVX-512's 32 registers."""
     return machine == "x86-512" and width % 16 == 0 and width <= 16 * _UNROLLED
 
 
 def _patterns_in_registers(
     spec: ImageBits, data: Buffer, out: Buffer, n: Expr, machine: str
 ) -> None:
-    """Write local patterns with rows of greys as vectors that never reach memory.
+    """Write local patterns with rows of grey values in registers only.
 
-    A row's neighbours to the left are what the row below compares with, and the row above too: they
-    are moved over by a lane once.
+    The left neighbours of a row are compared with by the rows below and above it, so they are
+    shifted by a lane only once.
     """
     count, lanes = spec.width // 16, range(16)
     zero = splat(tirx.IntImm("int32", 0), 16)
@@ -326,9 +326,9 @@ def _patterns_in_registers(
 
 
 def _patterns(spec: ImageBits, data: Buffer, out: Buffer, n: Expr) -> None:
-    """Write local patterns, with a ring of rows of greys between zeros.
+    """Write local patterns, with a ring buffer of grey rows padded by zeros.
 
-    Greys are written two rows ahead: a load that straddles two fresh stores would wait for them.
+    Grey values are written two rows ahead: a load that overlaps two recent stores would stall.
     """
     height, width = spec.height, spec.width
     lanes = _lanes(width, 16)

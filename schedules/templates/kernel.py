@@ -1,9 +1,8 @@
-"""Small helpers to write kernels whose vectors, tiles and loops are explicit TensorIR.
+"""Helpers for writing kernels with explicit vectors, tiles and loops in TensorIR.
 
-Kernels of this package are loops around vectors of `LANES` values. Written out they say exactly
-which registers they need, on every target: LLVM cuts a vector of 16 lanes into as many registers as
-the machine asks for. All indices are int64, as Relax shapes are. Everything here works inside an
-`Operator` context, on TVM's IRBuilder.
+Templates are loops over vectors of `LANES` values. So they determine the registers they need on
+every target: LLVM splits a vector of 16 lanes into as many registers as necessary. All indices are
+int64, like Relax shapes. Everything here works inside an `Operator` context, on TVM's IRBuilder.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def ramp(base: Expr | int, lanes: int = LANES, stride: int = 1) -> Expr:
 
 
 def splat(value: Expr, lanes: int = LANES) -> Expr:
-    """Return the scalar `value` in every lane."""
+    """Broadcast the scalar `value` to every lane."""
     return tirx.Broadcast(value, lanes)
 
 
@@ -65,7 +64,7 @@ def lane(vector: Expr, number: int) -> Expr:
 def load(
     buffer: Buffer, where: Sequence[Expr | int], valid: int = LANES, lanes: int = LANES
 ) -> Expr:
-    """Load `lanes` consecutive values of the last axis, reading only the first `valid` of them."""
+    """Load `lanes` consecutive values of the last axis, accessing only the first `valid` ones."""
     *outer, last = (index(i) for i in where)
     if valid == lanes:
         return buffer[tuple([*outer, ramp(last, lanes)])]
@@ -80,7 +79,7 @@ def store(
     valid: int = LANES,
     lanes: int = LANES,
 ) -> None:
-    """Store the first `valid` of the `lanes` of `value` along the last axis."""
+    """Store the first `valid` of `lanes` values along the last axis."""
     *outer, last = (index(i) for i in where)
     if valid == lanes:
         T.buffer_store(buffer, value, [*outer, ramp(last, lanes)])
@@ -90,20 +89,20 @@ def store(
 
 
 def lanes_of(half: Expr) -> Expr:
-    """Return bit i of a half word in lane i, as a condition."""
+    """Return a vector of conditions: lane i is bit i of a half word."""
     bit = T.shift_left(u32(1), tirx.Ramp(tirx.IntImm("uint32", 0), tirx.IntImm("uint32", 1), LANES))
     return (splat(T.Cast("uint32", half)) & bit) != u32(0)
 
 
 def to_float(vector: Expr, dtype: str) -> Expr:
-    """Return a vector of floats or bytes as floats."""
+    """Convert a vector of floats or bytes to float32."""
     if dtype == "float32":
         return vector
     return T.Cast(f"float32x{LANES}", T.Cast(f"int32x{LANES}", vector))
 
 
 def flat(buffer: Buffer) -> Buffer:
-    """Declare `buffer` once more, with one axis."""
+    """View `buffer` with one axis."""
     total: Expr = const(1)
     for extent in buffer.shape:
         total = total * extent
@@ -111,14 +110,14 @@ def flat(buffer: Buffer) -> Buffer:
 
 
 class Register:
-    """One vector variable.
+    """A vector variable.
 
     Parameters
     ----------
     dtype : str, default "float32"
-        Of one lane.
+        Type of a lane.
     lanes : int, default LANES
-        How many.
+        Number of lanes.
     """
 
     def __init__(self, dtype: str = "float32", lanes: int = LANES) -> None:
@@ -127,11 +126,11 @@ class Register:
 
     @property
     def value(self) -> Expr:
-        """What it holds."""
+        """Its current value."""
         return self._buffer[self._range]
 
     def set(self, value: Expr) -> None:
-        """Assign to it."""
+        """Assign a value."""
         T.buffer_store(self._buffer, value, [self._range])
 
 
@@ -148,7 +147,7 @@ def loop(extent: Expr | int, *, parallel: bool = False) -> Iterator[Expr]:
 
 
 def bind(value: Expr | int) -> Expr:
-    """Name an index expression, unless it is a constant or a name already."""
+    """Bind an index expression to a name, unless it is a constant or variable."""
     if isinstance(value, (int, tirx.IntImm, tirx.Var)):
         return index(value)
     return T.Bind(value)
@@ -156,7 +155,7 @@ def bind(value: Expr | int) -> Expr:
 
 @contextmanager
 def loops(extents: Sequence[Expr | int], *, parallel: bool = False) -> Iterator[list[Expr]]:
-    """Open nested loops, fused into one; if `parallel`, that one is divided among threads."""
+    """Open nested loops; if `parallel`, they are fused into one parallel loop."""
     total: Expr = 1
     for extent in extents:
         value = int(extent.value) if isinstance(extent, tirx.IntImm) else extent

@@ -1,13 +1,14 @@
-"""Where the rows of a convolution go: through its epilogue, or through max-pooling first.
+"""Rows of a convolution on their way to the epilogue, directly or through fused max-pooling.
 
-A convolution that is pooled keeps its last few rows in a line buffer, a ring of them pooled across
-(`HorizontalMax`), and never stores its whole result: as soon as the rows of a window are there, the
-pooling reads them and does the epilogue. `Rows` is the outer loop of such kernels, with or without
-pooling. Why a template: windows are pooled across while a tile is in registers, and what reaches
-into the next tile is carried there, which no primitive makes of `definitions.conv2d`, the same sums
-and maxima, which tests compare. With a ring of single columns, which `rolling_buffer` might make,
-first layers take 1.03 to 1.20 times as long with AVX-512; as a convolution and a pooling, each
-scheduled from its definition, 1.04 to 1.24 times.
+A convolution with fused pooling keeps its last few rows in a ring buffer, already pooled
+horizontally (`HorizontalMax`), and never stores its whole result. As soon as the rows of a window
+are complete, they are pooled vertically and go through the epilogue. `Rows` is the outer loop of
+such kernels, with or without pooling. It is a template because windows are pooled horizontally
+while a tile is in registers, and windows that extend into the next tile are carried over; schedule
+primitives cannot derive that from `definitions.conv2d`, against which it is tested. Alternatives
+are slower with AVX-512. For first layers, a ring buffer of unpooled columns (as `rolling_buffer`
+could make) takes 1.03 to 1.20 times as long, and separate convolution and pooling kernels 1.04 to
+1.24 times.
 """
 
 from __future__ import annotations
@@ -42,74 +43,74 @@ from bnncc.topi_binary.spec import Conv2d, Pool2d, RowPool
 from bnncc.topi_binary.step import step_inputs
 
 MAX_CARRIES = 2
-"""Windows that may reach beyond a tile: more cost as much as the columns they save."""
+"""Maximum number of windows that extend beyond a tile; more cost what the columns save."""
 
 POOLED_COLUMNS = 2
-"""Windows side by side in one tile of the pooling."""
+"""Windows side by side per tile of the pooling."""
 
 POOLED_VECTORS = 4
-"""Vectors of channels in one tile of the pooling."""
+"""Channel vectors per tile of the pooling."""
 
 
 class Strip(NamedTuple):
     """Rows of the convolution that are computed together."""
 
     n: Expr
-    """The image."""
+    """Image."""
     row: Expr
-    """The first of them."""
+    """First row."""
     rows: Expr
-    """How many."""
+    """Number of rows."""
     first: Expr
-    """Where this thread's rows begin; strips follow one another from there."""
+    """First row of this thread, from which its strips follow each other."""
 
 
 class Line(NamedTuple):
-    """One vector of channels of one row."""
+    """One channel vector of one row."""
 
     n: Expr
-    """The image."""
+    """Image."""
     row: Expr
-    """The row of the convolution."""
+    """Row of the convolution."""
     block: Expr
-    """Which vector."""
+    """Index of the vector."""
     lanes: int
-    """Its channels: fewer than `LANES` in the last."""
+    """Channels of the vector: fewer than `LANES` in the last one."""
     key: int
-    """Its number among those put at a time."""
+    """Index among the lines that are processed together."""
 
 
 class HorizontalMax:
-    """Maxima of windows over the columns of a row, which arrive one tile after the other.
+    """Maxima of windows along a row, whose columns arrive tile by tile.
 
-    They are taken while the columns of a tile are in registers, so that the ring of rows holds one
-    value for each window. A window that reaches into the next tile leaves what it has so far in a
-    carry. All rows of a strip are alike.
+    They are computed while the columns of a tile are in registers, so the ring buffer holds one
+    value per window. The partial maximum of a window that extends into the next tile is kept in a
+    carry. All rows of a strip have the same windows.
 
-    Window x covers columns ``x * stride - pad ..`` of the row, `kernel` of them. If the stride does
+    Window x covers `kernel` columns of the row from column ``x * stride - pad``. If the stride does
     not divide the tiles, or windows overlap too much, windows are single columns.
 
     Parameters
     ----------
     pool : RowPool
-        Its extents across are taken.
+        The pooling, of which only the horizontal extents are used.
     width : int
-        Columns of a row; those beyond are -inf.
+        Columns of a row; columns beyond are -inf.
     windows : int
         Columns of the pooled row.
     unit : int
-        All tiles but the last have a multiple of these columns.
+        Widths of tiles, except the last, are multiples of this.
 
     Attributes
     ----------
     kernel, stride, pad : int
-        Of the windows made here.
+        Parameters of the windows made here.
     done : bool
-        Whether they are those of the pooling.
+        Whether these are the windows of the pooling.
     shift : int
-        Window x is given to `keep` as ``x + shift``, never less than 0.
+        Window x is passed to `keep` as ``x + shift``, which is at least 0.
     places : int
-        And never more than this.
+        Upper bound of these positions.
     """
 
     def __init__(self, pool: RowPool, width: int, windows: int, unit: int) -> None:
@@ -118,23 +119,23 @@ class HorizontalMax:
         self.done = unit % self.stride == 0 and carries <= MAX_CARRIES
         if not self.done:
             self.kernel, self.stride, self.pad, windows = 1, 1, 0, width
-        # Windows that are open at a column divisible by the stride, counted from that column.
+        # Windows open at a column divisible by the stride, relative to that column.
         self.open = range((self.pad - self.kernel) // self.stride + 1, -(-self.pad // self.stride))
         self.shift = -min(self.open.start, 0)
-        # A tile's columns are filled up with -inf to a whole number of strides, or units.
+        # The last tile is padded with -inf to a multiple of the stride, or of `unit`.
         end = -(-width // unit) * unit
         self.last = end // self.stride + self.open.start
         self.windows = windows
         self.places = self.shift + max(windows, self.last)
 
     def declare(self, keys: int) -> None:
-        """Declare the carries of `keys` rows at a time."""
+        """Allocate the carries for `keys` lines that are processed together."""
         self.keys = keys
         if self.open:
             self.carry = T.sblock_alloc_buffer((keys, len(self.open), LANES), "float32")
 
     def begin(self) -> None:
-        """Write what comes before the first column of each row."""
+        """Write the code before the first column of each row."""
         for key in range(self.keys):
             for slot in range(len(self.open)):
                 store(self.carry, [key, slot, 0], f32(float("-inf")))
@@ -142,7 +143,7 @@ class HorizontalMax:
     def put(
         self, start: Expr, values: list[Expr], key: int, keep: Callable[[Expr, Expr], None]
     ) -> None:
-        """Take the columns from `start` on, and pass the windows that end there to `keep`."""
+        """Process the columns from `start` on; pass windows that end there to `keep`."""
         values = [T.Bind(value) for value in values]
         width = -(-len(values) // self.stride) * self.stride
         first = T.floordiv(start, const(self.stride))
@@ -163,7 +164,7 @@ class HorizontalMax:
                 store(self.carry, [key, slot, 0], value)
 
     def end(self, key: int, keep: Callable[[Expr, Expr], None]) -> None:
-        """Pass on the windows that reach beyond the last column."""
+        """Pass on the windows that extend beyond the last column."""
         for slot, window in enumerate(range(self.last, self.windows)):
             inside = slot < len(self.open)
             value = load(self.carry, [key, slot, 0]) if inside else f32(float("-inf"))
@@ -171,25 +172,25 @@ class HorizontalMax:
 
 
 class Rows:
-    """The rows of one convolution.
+    """The rows of a convolution.
 
     Parameters
     ----------
     kernel : Operator
-        Open.
+        The kernel, which must be open.
     spec : Conv2d
-        What it computes.
+        Spec of the kernel.
     step : int, default 1
-        Rows of a strip; the last one may have fewer.
+        Rows per strip; the last strip may have fewer.
     chunks : int, default 1
-        How many pieces the image is divided into.
+        Pieces per image.
     aligned : int, default 1
-        Strips start at a multiple of this, in whatever pieces, so that threads change no rounding.
+        Strips start at multiples of this in all pieces, so that rounding is independent of threads.
     unit : int, optional
-        Columns come in multiples of this, but for the last; those of a stride of the pooling if not
-        given.
+        Columns come in multiples of this, except the last ones; default: the stride of the
+        pooling.
     parallel : bool, default False
-        Whether threads share images and pieces.
+        Whether images and pieces are divided among threads.
     """
 
     def __init__(
@@ -215,28 +216,28 @@ class Rows:
         self.ring = T.sblock_alloc_buffer(shape, "float32")
 
     def declare(self, keys: int) -> None:
-        """Say how many rows, or vectors of channels of one row, are put at a time."""
+        """Declare how many lines (rows, or channel vectors of a row) are processed together."""
         if self.spec.pool is not None:
             self.across.declare(keys)
 
     def begin(self) -> None:
-        """Write what comes before the first columns of some rows."""
+        """Write the code before the first columns of a set of rows."""
         if self.spec.pool is not None:
             self.across.begin()
 
     def put(self, line: Line, start: Expr, values: list[Expr], sure: int | None = None) -> None:
-        """Take vectors of the convolution's result: columns of one row, from left to right.
+        """Process vectors of the convolution's result: columns of one row, from left to right.
 
         Parameters
         ----------
         line : Line
-            Which row and channels.
+            Row and channels.
         start : Expr
-            The first column.
+            First column.
         values : list of Expr
             One per column.
         sure : int, optional
-            How many of them are certainly inside the image; all if not given.
+            Number of columns known to be inside the image; default: all.
         """
         spec = self.spec
         sure = len(values) if sure is None else sure
@@ -258,7 +259,7 @@ class Rows:
             self.across.put(start, made, line.key, self._keeper(line))
 
     def end(self, line: Line) -> None:
-        """Say that a row is complete."""
+        """Mark a row as complete."""
         if self.spec.pool is not None:
             self.across.end(line.key, self._keeper(line))
 
@@ -269,16 +270,16 @@ class Rows:
     def take(
         self, part: Range, acc: Any, finished: Callable[[Expr], Expr] = lambda value: value
     ) -> None:
-        """Write the block ``out_i``, which takes the sums of a tile.
+        """Write the block ``out_i``, which processes the sums of a tile.
 
         Parameters
         ----------
         part : Range
-            Of which tile.
+            Range of the tile.
         acc : Buffer
             The sums.
         finished : callable, optional
-            What becomes of a vector of them first.
+            Conversion that is first applied to each vector of sums.
         """
         with part.each(acc) as tile:
             pixel = part.pixel(tile)
@@ -287,16 +288,16 @@ class Rows:
                 self.put(line, pixel.w, [finished(value) for value in sums])
 
     def each(self, strip: Strip, names: Names, write: Callable[[Range], None]) -> None:
-        """Write the ranges of one row, in a block for each tile of channels.
+        """Write the ranges of one row, in one block per channel tile.
 
         Parameters
         ----------
         strip : Strip
             The row.
         names : Names
-            Of the ranges.
+            The ranges.
         write : callable
-            Writes one of them.
+            Writes a range.
         """
         for number, (group, ranges) in enumerate(names):
             extents = self.kernel.n, const(self.height), const(group.count)
@@ -315,12 +316,12 @@ class Rows:
 
     @contextmanager
     def strips(self, begin: Callable[[], None] | None = None) -> Iterator[Strip]:
-        """Open the loops over images and strips; after each strip the windows that it completes.
+        """Open the loops over images and strips; windows follow the strip that completes them.
 
         Parameters
         ----------
         begin : callable, optional
-            Writes what comes before the strips of one thread.
+            Writes the code before the first strip of a thread.
 
         Yields
         ------
@@ -357,7 +358,7 @@ class Rows:
             yield n, start, end
 
     def _conv_rows(self, start: Expr, end: Expr) -> tuple[Expr, Expr]:
-        """Return which rows of the convolution the output rows from `start` to `end` need."""
+        """Return the rows of the convolution that output rows `start` to `end` need."""
         pool = self.spec.pool
         if pool is None:
             return start, end
@@ -368,7 +369,7 @@ class Rows:
         return bind(_simple(low)), bind(_simple(high))
 
     def _done(self, row: Expr) -> Expr:
-        """Return how many output rows need no row of the convolution from `row` on."""
+        """Return the number of output rows that need no convolution row from `row` on."""
         pool = self.spec.pool
         assert pool is not None
         reach = row + (pool.pads[0] - pool.kernel[0] + pool.strides[0])
@@ -399,7 +400,7 @@ class Rows:
                     self._windows(spec, Range(name, segment, group, at=at))
 
     def _windows(self, spec: Pool2d, part: Range) -> None:
-        """Write the blocks of a range of windows over the ring."""
+        """Write the blocks of a range of windows that read the ring buffer."""
 
         def product(pixel: Pixel, kh: Expr, kw: Expr, _: Expr) -> Product:
             y = pixel.h * spec.strides[0] - spec.pads[0] + kh * spec.dilations[0]
@@ -427,7 +428,7 @@ def _lines(pixel: Pixel, group: Group) -> list[Line]:
 
 
 class when:
-    """``if``, where there is a doubt."""
+    """Context of an ``if``, if the condition is in doubt."""
 
     def __init__(self, doubt: bool, condition: Expr) -> None:
         self.frames = [T.If(condition), T.Then()] if doubt else []
@@ -444,15 +445,15 @@ class when:
 
 
 def keep(buffer: Any) -> None:
-    """Have scratch memory live on from strip to strip: TVM allocates it where all its uses are."""
+    """Keep scratch memory alive across strips: TVM allocates it in the scope of all its uses."""
     T.buffer_store(buffer, T.float32(0), [const(0)] * len(buffer.shape))
 
 
 def ring_size(rows: int) -> int:
-    """Return the power of two that holds `rows`."""
+    """Return the least power of two that is at least `rows`."""
     return 1 << (rows - 1).bit_length()
 
 
 def _simple(value: Expr) -> Expr:
-    """Return `value` with its constants folded."""
+    """Return `value` with constants folded."""
     return Analyzer().simplify(value)

@@ -1,16 +1,16 @@
-"""Elementwise kernels that read or write NCHW tensors, whose lanes are pixels there.
+"""Elementwise kernels that read or write NCHW tensors; lanes are pixels.
 
-Where all tensors are NCHW, a word of bits is built without moving anything between lanes: the
-compares of 32 channels are masked to one bit each and ORed. That order of loops, pixels innermost
-and the channels of a word around them, is the algorithm: the epilogue of a definition has its lanes
-along channels, and no primitive turns them. Scheduled with those lanes, signs of 64 channels of
-56 x 56 pixels take 3.1 times as long with AVX2, 3.5 with AVX-512.
+If all tensors are NCHW, a word of bits is built without moving data between lanes: comparisons of
+32 channels are masked to one bit each and ORed. This loop order, with pixels innermost and the
+channels of a word around them, is why this is a template: in a definition's epilogue, lanes are
+channels, and no schedule primitive exchanges them. With those lanes, signs of 64 channels of 56 x
+56 pixels take 3.1 times as long with AVX2, and 3.5 times with AVX-512.
 
-Where NHWC is among them, a tile of `LANES` pixels x `LANES` channels is held with channels in the
-lanes, or with pixels in the lanes, and is transposed by four rounds of two-register shuffles
-whenever a step needs it the other way. When to transpose is the algorithm; with loads of single
-lanes, which scheduling the definition gives, 64 channels of 56 x 56 pixels take 1.6 to 1.8 times as
-long with AVX-512. What both compute is `definitions.elementwise`, which they are tested against.
+If NHWC tensors are involved, a tile of `LANES` pixels x `LANES` channels is held in registers with
+either channels or pixels as lanes. It is transposed by four rounds of two-register shuffles
+whenever a step needs the other orientation. Scheduled from the definition, with loads of single
+lanes, 64 channels of 56 x 56 pixels take 1.6 to 1.8 times as long with AVX-512. Both variants are
+tested against `definitions.elementwise`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from bnncc.topi_binary.step import TENSORS, Step, step_inputs, step_outputs
 
 
 def _parts(extent: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """Yield how many parts are alike, the number of the first of them, and how long each is."""
+    """Yield groups of equal parts: how many, the index of the first, and their length."""
     full, rest = divmod(extent, size)
     if full:
         yield full, 0, size
@@ -66,10 +66,10 @@ def _each(
     parallel: bool,
     write: Callable[[Expr, Expr, int, Expr, int], None],
 ) -> None:
-    """Write loops over vectors of pixels and over so many channels at a time.
+    """Write loops over vectors of pixels and over groups of `size` channels.
 
-    `write` takes an image, the first pixel, how many there are, the number of the channels, and how
-    many those are.
+    `write` takes an image, the first pixel, the number of pixels, the index of the group, and its
+    number of channels.
     """
     for turns, first, pixels in _parts(spec.width, LANES):
         with loops([kernel.n, turns], parallel=parallel) as (n, turn):
@@ -80,7 +80,7 @@ def _each(
 
 
 def write_nchw(kernel: Operator, spec: Elementwise, parallel: bool) -> None:
-    """Write the kernel of a flattened `spec`, whose height is 1 and whose tensors are all NCHW."""
+    """Write the kernel of a flattened `spec` (height 1) whose tensors are all NCHW."""
     _each(kernel, spec, WORD_BITS, parallel, partial(_word, kernel, spec))
 
 
@@ -120,7 +120,7 @@ def _channel(
     at: tuple[Any, Any, Any, int],
     valid: int,
 ) -> None:
-    """Write all steps of one channel of a vector of pixels."""
+    """Write all steps for one channel of a vector of pixels."""
     n, channel, pixel, bit = at
     where = [n, channel, const(0), pixel]
     value = to_float(load(data, where, valid), str(data.dtype))
@@ -145,13 +145,13 @@ def _channel(
 
 
 def write_transposed(kernel: Operator, spec: Elementwise, parallel: bool) -> None:
-    """Write the kernel of a flattened `spec`, whose height is 1, in tiles."""
+    """Write the kernel of a flattened `spec` (height 1) in tiles that are transposed as needed."""
     outputs = views(spec.steps, kernel.outputs, spec.channels)
     _each(kernel, spec, LANES, parallel, lambda *at: _Tile(kernel, spec, outputs, *at).write())
 
 
 def _value_of(spec: Elementwise, data: list[Expr], at: Place) -> Expr:
-    """Return the value that the steps start from, lanes being channels.
+    """Return the initial value of the steps, with channels as lanes.
 
     Planes of bits are given as half words. Lanes beyond the last channel are undefined.
     """
@@ -171,7 +171,7 @@ def _value_of(spec: Elementwise, data: list[Expr], at: Place) -> Expr:
 
 
 class _Tile:
-    """One tile of values."""
+    """A tile of values in registers."""
 
     def __init__(
         self, kernel: Operator, spec: Elementwise, outputs: list[Any], n: Expr, pixel: Expr,
@@ -184,7 +184,7 @@ class _Tile:
         self.values: list[Expr] = []
 
     def write(self) -> None:
-        """Load, apply all steps, store."""
+        """Load the tile, apply all steps, and store."""
         count = self.spec.data_tensors
         self._load(self.kernel.inputs[:count])
         inputs, results = iter(self.kernel.inputs[count:]), iter(self.outputs)
@@ -218,12 +218,12 @@ class _Tile:
 
     @property
     def _count(self) -> int:
-        """Vectors that hold something: channels or pixels."""
+        """Number of vectors in use: channels or pixels."""
         return self.lanes if self.by_channel else self.pixels
 
     @property
     def _valid(self) -> int:
-        """Lanes that hold something."""
+        """Number of lanes in use."""
         return self.pixels if self.by_channel else self.lanes
 
     def _at(self, number: int) -> list[Expr]:
@@ -248,7 +248,7 @@ class _Tile:
         return [load(buffer, [*outer, channel], valid) for buffer in taken]
 
     def _turn(self, step: Step) -> None:
-        """Transpose the tile if `step` needs it the other way."""
+        """Transpose the tile if `step` needs the other orientation."""
         wanted = self.by_channel
         if step.op in ("bits", "levels"):
             wanted = False
@@ -263,7 +263,7 @@ class _Tile:
 
 
 def transpose(rows: list[Expr]) -> list[Expr]:
-    """Return the columns of a tile of `LANES` vectors as vectors."""
+    """Transpose a tile of `LANES` vectors."""
     distance = 1
     while distance < LANES:
         turned = list(rows)

@@ -1,15 +1,15 @@
-"""Float convolution with bfloat16 or int8 operands, several to a word.
+"""Float convolution with bfloat16, float16 or int8 operands, several per word.
 
-Like `float_conv2d`, a register tile of output columns times vectors of output channels, but the
-reduction goes over words of taps that lie side by side (`quantized_data`): one instruction
-multiplies the two or four operands of each lane and adds them up. Where the machine has no such
-instruction, words are single float32 numbers of the same values (`quantization`).
+Like `float_conv2d`, it has register tiles of output columns x channel vectors, but the reduction is
+over words of contiguous taps (`quantized_data`): one instruction multiplies and adds the two or
+four operands of each lane. Without such an instruction, words are single float32 numbers with the
+same values (`quantization`).
 
-Why a template: rows that are pooled are computed by turns (`line_buffer` says what that is worth),
-and so they are rounded by turns, into a ring. `definitions.conv2d` is what tests compare. Kernels
-without pooling are the same but for what takes their rows. Rounding the whole image first, as a
-block of the definition would, gives them 0.98 to 1.02 of the speed, 0.87 where others use the
-caches: a rule for these alone would be a second form of this kernel, and no faster.
+It is a template because pooled rows are computed strip by strip (`line_buffer` gives the gain), and
+so they are rounded into a ring buffer strip by strip. It is tested against `definitions.conv2d`.
+Kernels without pooling differ only in what reads their rows. Rounding the whole image first, as a
+schedule of the definition would, runs at 0.98 to 1.02 of the speed, and at 0.87 if other processes
+use the caches; a separate rule for these would duplicate the kernel without gain.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import Conv2d
 
 PAIRS = {1: MULTIPLY_ADD, 2: DOT_ADD_BFLOAT16, 4: DOT_ADD["uint8"]}
-"""What a product is, by how many operands share a word."""
+"""Multiply-add instruction, by operands per word."""
 
 
 class Kernel(float_conv2d.Kernel):
-    """A quantised convolution with its epilogue: that of `float_conv2d`, of rounded operands."""
+    """A quantised convolution with its epilogue: `float_conv2d` with rounded operands."""
 
     def _image(self) -> Conv2d:
         spec = self.spec
         self.taps = Taps(spec, self.data)
         self.whole = spec.packed == quantization.PACKED["int8"]
         self.per_block = quantization.rows_of_weight(spec) * LANES
-        # Padding is among the data, so all columns are alike.
+        # Padding is part of the data, so all columns are alike.
         _, left, _, right = spec.pads
         return replace(spec, width=spec.width + left + right, pads=(0, 0, 0, 0))
 
@@ -55,7 +55,7 @@ class Kernel(float_conv2d.Kernel):
         self.taps.fill(strip)
 
     def pair(self, group: Group) -> TensorPair:
-        """Return what computes a product."""
+        """Return the instruction for products."""
         return PAIRS[self.spec.packed]
 
     def _range(self, part: Range) -> None:

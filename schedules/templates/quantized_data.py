@@ -1,9 +1,9 @@
-"""The data of a quantised convolution: rows in the format of its operands, then taps side by side.
+"""Data of a quantised convolution: rows in the format of the operands, with taps contiguous.
 
-Each row of the image is converted once, into a ring of rows with the padding around them, channels
-last. For each output row, the taps of each pixel are then copied next to each other: so products
-go over whole words, whatever the kernel's width, and no tap lies outside the image. This is part of
-the template `quantized_conv2d`, whose definition is `definitions.conv2d`.
+Each image row is converted once, into a ring buffer of padded rows with channels last. For each
+output row, the taps of each pixel are then copied next to each other. So products run over whole
+words, whatever the width of the kernel, and no tap is outside the image. Part of the template
+`quantized_conv2d`; the definition is `definitions.conv2d`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import Conv2d
 
 ELEMENT = {1: "float32", 2: "uint16", 4: "uint8"}
-"""What one operand is stored as, by how many are in a word."""
+"""Storage type of an operand, by operands per word."""
 
 LONGEST_MOVE = {1: 16, 2: 16, 4: 32}
 """Operands copied at once."""
 
 MAXIMA = 4
-"""Maxima taken at the same time: one would wait for itself."""
+"""Number of independent maxima, so that none waits for the previous operation."""
 
 
 class Taps:
@@ -49,14 +49,14 @@ class Taps:
     Parameters
     ----------
     spec : Conv2d
-        What is computed.
+        Spec of the convolution.
     data : Buffer
         Its input.
 
     Attributes
     ----------
     scale : Expr or None
-        What one unit of an int8 sum is worth where the image is scaled at run time.
+        Value of one unit of an int8 sum, if the image is scaled at run time.
     """
 
     def __init__(self, spec: Conv2d, data: Any) -> None:
@@ -74,7 +74,7 @@ class Taps:
         written = spec.pads[1] * spec.channels + -(-spec.width // LANES) * self.group
         length = -(-max(read, written) // self.group) * self.group
         self.slots = ring_size(spec.kernel[0])
-        # One more row for all rows outside the image.
+        # One additional row stands for all rows outside the image.
         self.ring = T.sblock_alloc_buffer((self.slots + 1, length), self.element)
         spare = self.move * self.moves + LANES
         size = -(-(self.width * self.pixel + spare) // LANES) * LANES
@@ -84,7 +84,7 @@ class Taps:
         self.inverse: Expr = None
 
     def begin(self, n: Expr) -> None:
-        """Write what comes before the rows of image `n`: its scale, and the padding."""
+        """Write the code before the rows of image `n`: its scale, and the padding."""
         slots, length = (int(extent) for extent in self.ring.shape)
         with loop(slots) as slot, loop(length // self.group) as group:
             for j in range(self.spec.channels):
@@ -110,7 +110,7 @@ class Taps:
             inside = T.And(y >= 0, y < spec.height)
             slot = T.Select(inside, T.bitwise_and(y, const(self.slots - 1)), const(self.slots))
             places.append(bind(slot))
-        # Moves go beyond the taps of a row, so the order of the stores matters.
+        # Copies extend beyond the taps of a row, so the order of the stores matters.
         with loop(self.width) as x:
             start = bind(x * (spec.strides[1] * spec.channels))
             for kh, slot in enumerate(places):
@@ -121,7 +121,7 @@ class Taps:
                           lanes, lanes)  # fmt: skip
 
     def place(self, x: Expr, number: Expr) -> Expr:
-        """Return where word `number` of output column `x` is in `line`."""
+        """Return the index in `line` of word `number` of output column `x`."""
         return x * self.pixel + number * self.spec.packed
 
     def _inside(self, row: Expr) -> Expr:
@@ -157,7 +157,7 @@ class Taps:
         self.scale = bind(top_value / T.float32(quantization.LEVELS))
 
     def _convert(self, n: Expr, row: Expr, slot: Expr) -> None:
-        """Convert one row of the image into its slot."""
+        """Convert one image row into its slot."""
         full, tail = divmod(self.spec.width, LANES)
         if full:
             with loop(full) as number:
@@ -166,7 +166,7 @@ class Taps:
             self._pixels(n, row, slot, const(full * LANES), tail)
 
     def _pixels(self, n: Expr, row: Expr, slot: Expr, x: Expr, valid: int) -> None:
-        """Convert `LANES` pixels of which the first `valid` are in the image."""
+        """Convert `LANES` pixels, of which the first `valid` are inside the image."""
         channels = self.spec.channels
         if self.spec.data_layout == "NCHW":
             apart = [self._operand(load(self.data, [n, c, row, x], valid)) for c in range(channels)]
@@ -191,7 +191,7 @@ class Taps:
                 store(self.ring, [slot, place], vector)
 
     def _operand(self, value: Expr) -> Expr:
-        """Return a vector of data in the format of the operands."""
+        """Convert a vector of data to the format of the operands."""
         packed = self.spec.packed
         if self.spec.zero_points:
             if packed == quantization.PACKED["int8"]:
@@ -210,7 +210,7 @@ class Taps:
         return TO_BFLOAT16(value) if self.spec.packed > 1 else rounded_to_bfloat16(value)
 
     def _zeros(self, j: int) -> Expr:
-        """Return what stands for 0 in vector `j` of `channels` that repeat along a row."""
+        """Return the representation of 0 in vector `j` of `channels` that repeat along a row."""
         if self.spec.packed < quantization.PACKED["int8"]:
             return _constant([0] * LANES, self.element)
         return _constant(self._repeated(j), self.element)
@@ -228,7 +228,7 @@ def _magnitude(value: Expr, lanes: int = LANES) -> Expr:
 
 
 def _interleaved(apart: list[Expr], j: int) -> Expr:
-    """Return vector `j` of pixels with their channels side by side."""
+    """Return vector `j` of pixels with interleaved channels."""
     if len(apart) == 1:
         return apart[0]
     places = [divmod(j * LANES + i, len(apart)) for i in range(LANES)]

@@ -1,4 +1,4 @@
-"""Vectors in registers: constant matrices times them, and every n-th of their lanes."""
+"""Operations on vectors in registers: products by constant matrices, and deinterleaving."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Row = tuple[Fraction, ...]
 def combine(matrix: Matrix, values: list[Expr]) -> list[Expr]:
     """Write ``matrix @ values``, each value a vector.
 
-    Columns that are equal but for signs are added and subtracted first, and rows that are equal but
-    for signs share their sums: points p and -p make such pairs.
+    Columns that are equal up to signs are added and subtracted first, and rows that are equal up to
+    signs share their sums: points p and -p give such pairs.
 
     Parameters
     ----------
     matrix : Matrix, shape (rows, columns)
-        Constants.
+        Constant entries.
     values : list of Expr
         One per column.
 
     Returns
     -------
     list of Expr
-        One per row; names of vectors.
+        One per row, bound to names.
     """
     values = [T.Bind(value) for value in values]
     folded, sources = _fold_columns(matrix, values)
@@ -52,7 +52,7 @@ def combine(matrix: Matrix, values: list[Expr]) -> list[Expr]:
 
 
 def _twins(one: Row, two: Row) -> bool:
-    """Whether rows are equal but for some signs, and worth splitting."""
+    """Whether rows are equal up to some signs, and worth splitting."""
     pairs = [(a, b) for a, b in zip(one, two, strict=True) if a or b]
     like = sum(a == b for a, b in pairs)
     return all(abs(a) == abs(b) for a, b in pairs) and 0 < like < len(pairs) and len(pairs) > 2
@@ -98,17 +98,17 @@ def _sum(row: Row, values: list[Expr]) -> Expr:
 
 
 def deinterleave(values: list[Expr]) -> list[Expr]:
-    """Put apart what lies side by side, by halves: lanes of two registers make one of each kind.
+    """Deinterleave vectors: repeatedly take even and odd lanes of two registers.
 
     Parameters
     ----------
     values : list of Expr
-        Vectors that hold consecutive numbers; how many is a power of two.
+        Vectors of consecutive numbers; their count is a power of two.
 
     Returns
     -------
     list of Expr
-        As many vectors: the r-th holds the numbers at ``r, r + len(values), ...``.
+        Vector r holds the numbers at ``r, r + len(values), ...``.
     """
     if len(values) == 1:
         return values

@@ -1,4 +1,4 @@
-"""The algebra of an epilogue's steps on a vector of `layout.LANES` values, as TensorIR."""
+"""Vector TensorIR (`layout.LANES` values) for the algebra of epilogue steps."""
 
 from __future__ import annotations
 

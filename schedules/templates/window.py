@@ -1,4 +1,4 @@
-"""Sliding windows: which taps lie inside the image, and how a row of windows is cut into tiles."""
+"""Sliding windows: taps inside the image, and the division of a row of windows into tiles."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Windowed = BinaryConv2d | Conv2d | Pool2d | BitwiseMaxPool | FewBitConv2d
 
 
 class Segment(NamedTuple):
-    """Tiles of equal width and equal taps, one after the other."""
+    """Consecutive tiles with equal width and equal taps."""
 
     start: int
     """First output column."""
     width: int
-    """Columns of one tile."""
+    """Columns per tile."""
     tiles: int
-    """How many tiles."""
+    """Number of tiles."""
     taps: tuple[range, ...]
     """For each column of a tile, the taps of a kernel row that are inside the image."""
 
@@ -39,7 +39,7 @@ class Segment(NamedTuple):
 def image(spec: BinaryConv2d) -> tuple[Dim, int, int]:
     """Return the extents of the loops over output pixels: images, rows, columns.
 
-    Rows of a dense layer are columns of one image, so that schedules tile them alike.
+    The rows of a dense layer become columns of one image, so that schedules tile them alike.
     """
     if spec.rank == 2 and isinstance(spec.n, int):
         return 1, 1, spec.n
@@ -47,9 +47,9 @@ def image(spec: BinaryConv2d) -> tuple[Dim, int, int]:
 
 
 def segments(spec: Windowed, columns: int, unit: int = 1) -> list[Segment]:
-    """Cut the output width into tiles of at most `columns`, and join those that look the same.
+    """Divide the output width into tiles of at most `columns`, and merge equal neighbours.
 
-    All but the last have a multiple of `unit` columns.
+    All tiles but the last have a multiple of `unit` columns.
 
     Examples
     --------
@@ -62,10 +62,10 @@ def segments(spec: Windowed, columns: int, unit: int = 1) -> list[Segment]:
 
 
 def tile_widths(spec: Windowed, tiles: int, unit: int = 1) -> list[int]:
-    """Return the columns of so many tiles of a row, from left to right.
+    """Return the widths of `tiles` tiles of a row, from left to right.
 
-    They differ by at most one unit, and lie so that the fewest kinds of tiles follow one another;
-    if that helps more, those at both ends are narrower than all others.
+    They differ by at most one unit, and are ordered to give the fewest segments. If it helps more,
+    the tiles at both ends are narrower than all others.
 
     Examples
     --------
@@ -94,9 +94,9 @@ def tile_widths(spec: Windowed, tiles: int, unit: int = 1) -> list[int]:
 
 
 def joined_tiles(spec: Windowed, sizes: Sequence[int], apart: bool = True) -> list[Segment]:
-    """Return tiles of so many columns, from left to right, as segments.
+    """Return tiles of given widths, from left to right, as segments.
 
-    If not `apart`, those of one width are one segment, without taps.
+    If not `apart`, consecutive tiles of one width are one segment, without taps.
     """
     cut, start = [], 0
     for size in sizes:
@@ -111,7 +111,7 @@ def joined_tiles(spec: Windowed, sizes: Sequence[int], apart: bool = True) -> li
 
 
 def row_taps(spec: Windowed, row: Expr) -> tuple[Expr, Expr]:
-    """Return the first tap inside the image of the window at output row `row`, and how many."""
+    """Return the first tap inside the image of the window at output row `row`, and the count."""
     taps = spec.kernel[0]
     rows = range(spec.output_hw[0])
     inside = {taps_inside(spec, 0, r) for r in (*rows[:taps], *rows[-taps - 1 :])}
