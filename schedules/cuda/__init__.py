@@ -1,7 +1,7 @@
-"""Kernels for NVIDIA GPUs, written as CUDA C++ around the spec of a layer.
+"""Kernels for NVIDIA GPUs, generated as CUDA C++ from the spec of a layer.
 
-TVM makes the kernel that is launched, its checks and its launch; its body is one call of the
-function that is written here (docs/design.md says why).
+TVM generates the launched kernel, its checks and its launch; the kernel's body is a call of the
+device function generated here (docs/design.md explains why).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 def schedule(spec: Spec, target: TargetSpec, point: Point) -> tirx.PrimFunc:
-    """Return the kernel of `spec` for `target` as a function that launches it.
+    """Return a function that launches the kernel of `spec` on `target`.
 
     Parameters
     ----------
     spec : Spec
-        What it computes.
+        Spec of the kernel.
     target : TargetSpec
-        The GPUs.
+        The GPU target.
     point : mapping of str to int
-        Of the space of the kernel.
+        A point of the kernel's search space.
 
     Returns
     -------
@@ -40,7 +40,7 @@ def schedule(spec: Spec, target: TargetSpec, point: Point) -> tirx.PrimFunc:
     Raises
     ------
     TargetError
-        If there is none.
+        If there is no such kernel.
     """
     from bnncc.schedules.cuda import shell
 
@@ -48,30 +48,30 @@ def schedule(spec: Spec, target: TargetSpec, point: Point) -> tirx.PrimFunc:
 
 
 def cut_of(spec: Spec, point: Point) -> Any:
-    """Return how a point of the space says that the kernel of `spec` shares its work."""
+    """Return the partition of work that a point of the search space means for `spec`."""
     return function(row(spec).gpu_cut)(**point) if point else None
 
 
 def kernel(spec: Spec, cut: Any = None) -> text.Kernel:
-    """Write the kernel of `spec`.
+    """Generate the kernel of `spec`.
 
     Parameters
     ----------
     spec : Spec
-        A binary convolution has one of the orders of weights in `tiles.ORDERS`; see
+        For a binary convolution, the weight order must be one of `tiles.ORDERS`; see
         `binary.weight_order`.
     cut : Cut, optional
-        How a convolution shares its work.
+        Partition of the work of a convolution.
 
     Returns
     -------
     Kernel
-        The same text for the same arguments.
+        Its text depends on the arguments only.
 
     Raises
     ------
     TargetError
-        If there is no such kernel for GPUs.
+        If there is no GPU kernel for `spec`.
     """
     name = f"bnncc_{hashlib.sha256(f'{to_json(spec)}{cut}'.encode()).hexdigest()[:12]}"
     maker = row(spec).gpu

@@ -1,4 +1,4 @@
-"""Which kernel computes a binary convolution on a GPU, and with which constants."""
+"""Selection and constants of the GPU kernel that computes a binary convolution."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ _FUNCTION = {
 }
 
 WARPS = 4
-"""Warps of a block."""
+"""Warps per block."""
 
 BUSY = 8 * text.PROCESSORS
-"""Warps that keep a large GPU at work: two for each quarter of a processor."""
+"""Warps that occupy a large GPU: two for each quarter of a multiprocessor."""
 
 WGMMA_WIDTH = 64
-"""Output channels of a tile for ``wgmma``: with 128, registers hold too few warps."""
+"""Output channels per tile for ``wgmma``: with 128, registers suffice for too few warps."""
 
 ROOMY = 32 * text.PROCESSORS
-"""Warps from which on each takes twice the pixels, where registers allow."""
+"""Number of warps from which on each takes twice the pixels, if registers suffice."""
 
 CROWD = 4 * text.PROCESSORS
-"""Tiles of 64 pixels from which on ``wgmma`` is faster than ``mma`` on an H200."""
+"""Number of tiles of 64 pixels from which ``wgmma`` is faster than ``mma`` on an H200."""
 
 
 def weight_order(spec: BinaryConv2d, engine: str) -> str:
-    """Return the order of weights that the kernel of `engine` reads.
+    """Return the weight order that the kernel of `engine` reads.
 
-    Layers whose groups share a word of the result are left to ordinary threads, and those of few
-    pixels, or of filters that shared memory does not hold, by ``wgmma`` to ``mma``. Tiles are the
-    widest that leave enough of them.
+    Layers whose groups share a word of the result use ordinary threads. For layers with few pixels,
+    or with filters that do not fit shared memory, ``mma`` is used instead of ``wgmma``. Tiles are
+    the widest of which there are enough.
     """
     narrow = tiles.WIDTHS[-1]
     if engine == "simt" or (spec.groups > 1 and spec.out_channels // spec.groups % narrow):
@@ -48,7 +48,7 @@ def weight_order(spec: BinaryConv2d, engine: str) -> str:
     pixels = _pixels(spec)
     widths = [width for width in tiles.WIDTHS if width == narrow or _fills(spec, width)]
     if engine == "wgmma":
-        full = spec.ternary and _crowded(spec)  # registers, with as many sums for a zero plane
+        full = spec.ternary and _crowded(spec)  # registers hold the sums of a zero plane as well
         order = f"cores-{WGMMA_WIDTH if WGMMA_WIDTH in widths and not full else narrow}"
         how = tiles.of(replace(spec, weight_order=order))
         crowd = layout.blocks(pixels, wgmma.PIXELS) * how.count
@@ -62,7 +62,7 @@ def weight_order(spec: BinaryConv2d, engine: str) -> str:
 
 
 def _fills(spec: BinaryConv2d, width: int) -> bool:
-    """Whether tiles of `width` channels are groups of their own, and hardly larger than needed."""
+    """Whether tiles of `width` channels are whole groups, with little padding."""
     if spec.groups > 1:
         return spec.out_channels // spec.groups % width == 0
     narrow = tiles.WIDTHS[-1]
@@ -71,25 +71,25 @@ def _fills(spec: BinaryConv2d, width: int) -> bool:
 
 
 def _pixels(spec: BinaryConv2d) -> int:
-    """Return the rows of the product; a batch that is not known is taken for 1."""
+    """Return the number of rows of the product; a symbolic batch counts as 1."""
     height, width = spec.window_hw
     return spec.images * height * width
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How work is shared.
+    """Partition of the work.
 
     Attributes
     ----------
     rows : int
-        Pixels of a warp, in units of 16 (``mma``).
+        Pixels per warp, in units of 16 (``mma``).
     splits : int
-        Warps, or threads, that share the words under a pixel.
+        Warps, or threads, that divide the words of a pixel among them.
     teams : int
-        Warp groups that share the filters in shared memory (``wgmma``).
+        Warp groups per block, which share the filters in shared memory (``wgmma``).
     eager : int
-        1 if the data of the next pixels are loaded before these are finished (``wgmma``).
+        1 if the next pixels are loaded before the current ones are finished (``wgmma``).
     """
 
     rows: int = 1
@@ -99,9 +99,9 @@ class Cut:
 
 
 def default_cut(spec: BinaryConv2d, engine: str = "mma") -> Cut:
-    """Return how the kernel of `spec` is cut: more pixels each if many, shared words if few.
+    """Return the default partition: more pixels per warp if there are many, split words if few.
 
-    The most that registers hold is 32 pixels x 128 channels; less, where operands take more.
+    Registers hold at most 32 pixels x 128 channels, or fewer if operands need more.
     """
     how = tiles.of(spec)
     pixels = _pixels(spec)
@@ -125,14 +125,14 @@ def default_cut(spec: BinaryConv2d, engine: str = "mma") -> Cut:
 
 
 def space(spec: BinaryConv2d, target: TargetSpec) -> Space:
-    """Return what can be chosen for the kernel of `spec`: the fields of its `Cut`.
+    """Return the search space of the kernel of `spec`: the fields of its `Cut`.
 
     Parameters
     ----------
     spec : BinaryConv2d
-        There are choices if it has one of `tiles.ORDERS`.
+        Has choices if its weight order is in `tiles.ORDERS`.
     target : TargetSpec
-        The GPUs.
+        The GPU target.
 
     Returns
     -------
@@ -155,7 +155,7 @@ def space(spec: BinaryConv2d, target: TargetSpec) -> Space:
 
 
 def _teams(spec: BinaryConv2d, how: tiles.Tiles) -> tuple[int, ...]:
-    """Return how many warp groups a block of ``wgmma`` can have, so that registers hold all."""
+    """Return the numbers of warp groups per ``wgmma`` block for which registers suffice."""
     parameters = sum(step_inputs(step) for step in spec.steps if step.op not in FETCHED)
     long = any(
         step.op in FETCHED and (parameters > 2 or step.layout == "NCHW") for step in spec.steps
@@ -165,7 +165,7 @@ def _teams(spec: BinaryConv2d, how: tiles.Tiles) -> tuple[int, ...]:
 
 
 def _fetching(spec: BinaryConv2d) -> bool:
-    """Whether an epilogue reads tensors."""
+    """Whether the epilogue reads tensors."""
     return any(step.op in FETCHED for step in spec.steps)
 
 
@@ -176,31 +176,31 @@ def _roomy(spec: BinaryConv2d, how: tiles.Tiles, engine: str) -> bool:
 
 
 _OUTPUTS = 8
-"""Outputs up to which registers that are full of sums hold an epilogue, too."""
+"""Number of outputs up to which an epilogue fits in registers that are full of sums."""
 
 
 def _crowded(spec: BinaryConv2d) -> bool:
-    """Whether an epilogue has more tensors and outputs than fit beside many sums."""
+    """Whether the epilogue has more tensors and outputs than fit in registers with many sums."""
     fetched = sum(step.op in FETCHED for step in spec.steps)
     return fetched > 1 or sum(map(step_outputs, spec.steps)) > _OUTPUTS
 
 
 def _power(limit: int) -> int:
-    """Return the largest power of two up to `limit`."""
+    """Return the largest power of two that is at most `limit`."""
     return 1 << (limit.bit_length() - 1)
 
 
 def kernel(name: str, spec: BinaryConv2d, cut: Cut | None = None) -> text.Kernel:
-    """Write the kernel of `spec`.
+    """Generate the kernel of `spec`.
 
     Parameters
     ----------
     name : str
-        Of its function.
+        Name of its function.
     spec : BinaryConv2d
-        With one of `tiles.ORDERS`.
+        A spec whose weight order is in `tiles.ORDERS`.
     cut : Cut, optional
-        How work is shared; `default_cut` if not given.
+        Partition of the work; default: `default_cut`.
 
     Returns
     -------
@@ -233,7 +233,7 @@ def kernel(name: str, spec: BinaryConv2d, cut: Cut | None = None) -> text.Kernel
 
 
 def _split_bytes(how: tiles.Tiles, cut: Cut) -> int:
-    """Return the bytes in which warps leave their sums to the one that finishes."""
+    """Return the bytes in which warps pass their sums to the warp that finishes."""
     leaving = WARPS // cut.splits * (cut.splits - 1)
     return leaving * 32 * cut.rows * how.width // 2 * 4
 

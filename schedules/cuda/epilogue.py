@@ -1,7 +1,7 @@
-"""An epilogue as a function object: called with the numbers of neighbouring channels of a pixel.
+"""An epilogue as a CUDA function object, called with the values of adjacent channels of a pixel.
 
-Four channels are done at a time, which is what one load takes: parameters are padded to that. Sums
-and products are spelled out as rounded operations, so that no compiler fuses them.
+It processes four channels at a time, the size of one load; parameters are padded accordingly. Sums
+and products are written as rounded intrinsics, so that the compiler does not fuse them.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ def source(
     members: str = "",
     before: Sequence[str] = (),
 ) -> str:
-    """Return the text of a kernel that ends in the epilogue of `spec`.
+    """Return the text of a kernel that ends with the epilogue of `spec`.
 
     Parameters
     ----------
     name : str
-        Of the kernel.
+        Name of the kernel.
     spec : Spec
-        What it computes.
+        Spec of the kernel.
     headers : sequence of str
-        Device code to include.
+        Device headers to include.
     constants : mapping of str to Constant
-        Of the layer, see `text.layer`.
+        Constants of the layer, see `text.layer`.
     call : str
-        All that the function does, with places for names: ``{layer}``, and ``{finish}``, which
-        makes the epilogue.
+        Body of the function, with the placeholders ``{layer}`` and ``{finish}``, which constructs
+        the epilogue.
     members : str, default ""
-        Of the layer, too.
+        Additional members of the layer.
     before : sequence of str, optional
-        Text that comes first.
+        Text that precedes everything else.
 
     Returns
     -------
@@ -73,7 +73,7 @@ class _Writer:
         first = len(input_types(spec)) - sum(map(step_inputs, steps))
         self.inputs = iter(range(first, len(input_types(spec))))
         self.outputs = iter(range(len(output_types(spec))))
-        self.fields: dict[str, tuple[str, str]] = {}  # type, and what it is set to
+        self.fields: dict[str, tuple[str, str]] = {}  # type and initial value
         self.planes: list[tuple[str, int]] = []
         self.fetched: list[tuple[str, list[str]]] = []  # tensors read before anything is stored
 
@@ -137,7 +137,7 @@ class _Writer:
     def _output(self, kind: str) -> str:
         position = next(self.outputs)
         over = aliases(self.spec)[position]
-        # What is stored in place: the tensor that was added, which only its owner reads.
+        # A store in place: the tensor that was added, which only its owner reads.
         value = f"const_cast<{kind}*>(in{over})" if over >= 0 else ""
         return self._field(f"{kind}*", f"out{position}", value)
 
@@ -181,9 +181,9 @@ class _Writer:
         return f"((size_t)at.image * {self.channels} + c + k) * {area} + at.y * {self.width} + at.x"
 
     def _fetch(self, step: Step, pointer: str) -> str:
-        """Have the numbers of a tensor read before anything is stored; return their array.
+        """Load a tensor's values before anything is stored; return their array.
 
-        What is stored might lie over what is read, so that no compiler moves a load up.
+        A store might alias the tensor, so the compiler would not move a later load up.
         """
         name = f"tensor{len(self.fetched)}"
         body = f"      float (&four)[4] = *(float (*)[4])(fetched.{name} + i);"

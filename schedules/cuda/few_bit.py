@@ -1,4 +1,4 @@
-"""Kernels of layers of a few bits: their convolution, and the levels an epilogue ends in."""
+"""GPU kernels of few-bit layers: the convolution, and the levels that an epilogue computes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from bnncc.topi_binary.spec import FewBitConv2d
 from bnncc.topi_binary.step import Step
 
 TILE = 32
-"""Output channels of a warp, if tensor cores multiply."""
+"""Output channels per warp, with tensor cores."""
 
 PIXELS = 16
-"""Pixels of a warp, if tensor cores multiply."""
+"""Pixels per warp, with tensor cores."""
 
 _STEP_WORDS = 8  # 256 bits
 _METHODS = {"xor": 0, "and": 1, "bytes": 2, "pairs": 3, "floats": 4}
 
 
 def tiled(spec: FewBitConv2d) -> bool:
-    """Whether tensor cores multiply: planes of bits, and groups that fill tiles."""
+    """Whether tensor cores are used: bit planes, and groups that fill tiles."""
     per_group = spec.out_channels // spec.groups
     planes = spec.form == "planes"
     return planes and (spec.groups == 1 or per_group % TILE == 0)
 
 
 def constants(spec: FewBitConv2d) -> dict[str, text.Constant]:
-    """Return the constants of a few-bit convolution beside those of its window."""
+    """Return the constants of a few-bit convolution besides those of its window."""
     form = spec.form
     run = spec.kernel[0] * spec.kernel[1] * few_bit_data.group_words(spec)
     return {
@@ -45,7 +45,7 @@ def constants(spec: FewBitConv2d) -> dict[str, text.Constant]:
 
 
 def anchor(spec: FewBitConv2d) -> str:
-    """Return what makes the anchor, with a place for the layer's name."""
+    """Return an expression that constructs the anchor, with a placeholder for the layer's name."""
     count = spec.data_tensors
     data = ", ".join(f"(const unsigned*)in{i}" for i in range(count))
     starts = f"in{count + 1}" if spec.starts else "nullptr"
@@ -53,27 +53,27 @@ def anchor(spec: FewBitConv2d) -> str:
 
 
 def border_class(spec: FewBitConv2d) -> str:
-    """Return the function that numbers border classes."""
+    """Return the function that maps pixels to border classes."""
     firsts = [tuple(borders.classes(spec, axis)) for axis in (0, 1)]
     return text.border_class(*firsts)
 
 
 def levels(step: Step, taken: list[str], filled: int) -> Iterator[str]:
-    """Write what finds the levels of four channels.
+    """Generate the code that finds the levels of four channels.
 
     Parameters
     ----------
     step : Step
-        One of ``levels``.
+        A ``levels`` step.
     taken : list of str
         Its parameters.
     filled : int
-        Values in a row of thresholds.
+        Length of a row of thresholds.
 
     Yields
     ------
     str
-        A line of code. ``level[k]`` is made of ``raw[i + k]`` or ``v[k]``.
+        A line of code; it computes ``level[k]`` from ``raw[i + k]`` or ``v[k]``.
     """
     yield "  int level[4];"
     if step.way == "whole":
@@ -112,7 +112,7 @@ def levels(step: Step, taken: list[str], filled: int) -> Iterator[str]:
 
 
 def packed(form: str, pointer: str, words: int) -> list[str]:
-    """Return what stores the levels of four channels in a form that is not planes."""
+    """Return code that stores the levels of four channels in a form other than planes."""
     place = f"{pointer} + (size_t)at.pixel * {words}"
     if form == "bytes":
         value = "level[0] | level[1] << 8 | level[2] << 16 | level[3] << 24"

@@ -1,4 +1,4 @@
-"""Float convolutions and dense layers as products of matrices, in tiles of 64 output channels."""
+"""Float convolutions and dense layers as matrix products, in tiles of 64 output channels."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from bnncc.topi_binary import layout
 from bnncc.topi_binary.spec import Conv2d
 
 THREADS = 128
-"""Threads of a block."""
+"""Threads per block."""
 
 CHANNELS = 64
-"""Output channels of a tile."""
+"""Output channels per tile."""
 
 ROW_NUMBERS = 36
-"""Numbers in a chunk at most, if it is a row of the filter."""
+"""Maximum length of a chunk that is a row of the filter."""
 
 TAP_NUMBERS = 16
-"""Numbers in a chunk that is part of a tap."""
+"""Length of a chunk that is part of a tap."""
 
 HALF_PIXELS = 128
-"""Pixels of a block whose operands are float16 or bfloat16."""
+"""Pixels per block, for float16 or bfloat16 operands."""
 
 SHARED_BYTES = 48 * 1024
-"""Shared memory that every GPU gives a block."""
+"""Shared memory per block that every GPU supports."""
 
-_IMAGE_COLUMNS = 8  # of a filter over an image in planes, at most
-_IMAGE_STEPS = 12  # of 16 numbers of a filter, which registers hold
-_IMAGE_TILES = 2 * PROCESSORS  # blocks from which on tiles may be larger
-_IMAGE_BLOCKS = 2 * PROCESSORS  # as many as registers allow
+_IMAGE_COLUMNS = 8  # maximum, of a filter over an image in planes
+_IMAGE_STEPS = 12  # of 16 filter elements, which fit in registers
+_IMAGE_TILES = 2 * PROCESSORS  # number of blocks from which tiles may be larger
+_IMAGE_BLOCKS = 2 * PROCESSORS  # limited by registers
 _IMAGE_BYTES = 48 * 1024  # of shared memory
-_HALF_NUMBERS = 32  # of a chunk
-_HALF_UNROLLED = 8  # chunks up to which the compiler is told where each number lies
-_HALF_PITCH = 20  # words of a pixel in shared memory
-_HALF_BLOCKS = 3 * PROCESSORS  # as many as registers allow
+_HALF_NUMBERS = 32  # per chunk
+_HALF_UNROLLED = 8  # chunks up to which addresses are compile-time constants
+_HALF_PITCH = 20  # words per pixel in shared memory
+_HALF_BLOCKS = 3 * PROCESSORS  # limited by registers
 _HALF_BYTES = 64 * 1024  # of shared memory
 _BLOCKS = 2 * PROCESSORS
-"""Blocks that keep a large GPU at work."""
+"""Number of blocks that occupies a large GPU."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How work is shared.
+    """Partition of the work.
 
     Attributes
     ----------
     rows : int
-        Pixels of a thread.
+        Pixels per thread.
     splits : int
-        Groups of threads that share the numbers under a pixel.
+        Groups of threads that divide the elements of a pixel among them.
     """
 
     rows: int
@@ -62,11 +62,11 @@ class Cut:
 
     @property
     def pixels(self) -> int:
-        """Pixels of a block."""
+        """Pixels per block."""
         return self.rows * THREADS // self.splits // 8
 
     def words(self, chunk: int) -> int:
-        """Return the words of shared memory: chunks of both operands twice, then sums."""
+        """Return the words of shared memory: double-buffered chunks of both operands, and sums."""
         buffers = 2 * self.splits * chunk * (self.pixels + 4 + CHANNELS)
         return max(buffers, (self.splits - 1) * self.pixels * CHANNELS)
 
@@ -75,16 +75,16 @@ EFFORT = {
     Cut(8, 1): 1.0, Cut(4, 1): 1.12, Cut(4, 2): 1.3,
     Cut(2, 2): 1.9, Cut(4, 4): 1.6, Cut(2, 4): 2.2,
 }  # fmt: skip
-"""From many pixels in a block to few: the time of one, beside the first (on an H200)."""
+"""By partition, from many pixels per block to few: time of a block relative to the first (H200)."""
 
 _ALONE = 1.3
-"""How much longer a block takes while its processor has no other to go on with."""
+"""Relative time of a block that is alone on its multiprocessor."""
 
 
 def fits(spec: Conv2d) -> bool:
-    """Whether there is such a kernel for `spec`, and enough for it to do.
+    """Whether this kernel supports `spec`, and has enough work.
 
-    Dense layers of a few rows are better left to a warp for each sixteen units.
+    Dense layers with few rows are faster with one warp per sixteen units.
     """
     many = spec.rank == 4 or (isinstance(spec.n, int) and spec.n >= 32)
     return spec.operands != "float32" or (
@@ -100,7 +100,7 @@ def many(spec: Conv2d) -> bool:
 
 
 def space(spec: Conv2d, target: TargetSpec) -> Space:
-    """Return what can be chosen for the kernel of `spec`: the fields of its `Cut`."""
+    """Return the search space of the kernel of `spec`: the fields of its `Cut`."""
     if spec.operands != "float32" or not fits(spec):
         return Space()
     known = [asdict(cut) for cut in cuts(spec)]
@@ -109,13 +109,13 @@ def space(spec: Conv2d, target: TargetSpec) -> Space:
 
 
 def cuts(spec: Conv2d) -> list[Cut]:
-    """Return what shared memory allows, from many pixels in a block to few."""
+    """Return the partitions that fit in shared memory, from many pixels per block to few."""
     _, chunk, _ = _chunks(spec)
     return [cut for cut in EFFORT if 4 * cut.words(chunk) <= SHARED_BYTES]
 
 
 def _chunks(spec: Conv2d) -> tuple[bool, int, int]:
-    """Return whether chunks are rows of the filter, the numbers in one, and how many there are."""
+    """Return whether chunks are rows of the filter, the length of a chunk, and their number."""
     depth = spec.channels // spec.groups
     if spec.kernel[1] * depth <= ROW_NUMBERS:
         return True, spec.kernel[1] * depth, spec.kernel[0]
@@ -124,7 +124,7 @@ def _chunks(spec: Conv2d) -> tuple[bool, int, int]:
 
 
 def default_cut(spec: Conv2d) -> Cut:
-    """Return the cut whose busiest processor is done first; a batch that is not known is 1."""
+    """Return the partition with the least estimated time; a symbolic batch counts as 1."""
     height, width = spec.output_hw
     pixels = spec.images * height * width
     tiles = layout.blocks(spec.out_channels, CHANNELS)
@@ -137,16 +137,16 @@ def default_cut(spec: Conv2d) -> Cut:
 
 
 def kernel(name: str, spec: Conv2d, cut: Cut | None = None) -> text.Kernel:
-    """Write the kernel of `spec`.
+    """Generate the kernel of `spec`.
 
     Parameters
     ----------
     name : str
-        Of its function.
+        Name of its function.
     spec : Conv2d
-        One that `fits`.
+        A spec that `fits`.
     cut : Cut, optional
-        How work is shared; `default_cut` if not given.
+        Partition of the work; default: `default_cut`.
 
     Returns
     -------
@@ -175,20 +175,20 @@ def kernel(name: str, spec: Conv2d, cut: Cut | None = None) -> text.Kernel:
 
 @dataclass(frozen=True)
 class _ImageTile:
-    """Which pixels of an image in planes a block takes, see ``device/image_conv.cuh``.
+    """The part of an image in planes that a block computes, see ``device/image_conv.cuh``.
 
     Attributes
     ----------
     rows, columns : int
-        Of the output.
+        Of the output, per block.
     pairs : int
-        Words of a row of the filter.
+        Words per filter row.
     pitch : int
-        Words of a row of the image in shared memory.
+        Words per image row in shared memory.
     words : int
-        Of shared memory.
+        Words of shared memory.
     count : int
-        Tiles of an image.
+        Tiles per image.
     """
 
     rows: int
@@ -200,7 +200,7 @@ class _ImageTile:
 
 
 def _image_tile(spec: Conv2d) -> _ImageTile | None:
-    """Return the largest tiles that leave enough of them; None if the layer is none for them."""
+    """Return the largest tiles of which there are enough; None if this kernel does not apply."""
     (kernel_y, kernel_x), (stride_y, stride_x) = spec.kernel, spec.strides
     if spec.data_layout != "NCHW" or spec.rank != 4 or spec.dilations != (1, 1):
         return None

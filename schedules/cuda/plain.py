@@ -1,6 +1,6 @@
-"""Kernels of everything but binary convolution: float layers, pooling, bits that move.
+"""GPU kernels of everything but binary convolution: float layers, pooling, moves of bits.
 
-One thread makes neighbouring channels of one pixel, or one word of them.
+A thread computes adjacent channels of one pixel, or one word of them.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from bnncc.topi_binary.spec import (
 from bnncc.topi_binary.step import output_kinds
 
 THREADS = 128
-"""Threads of a block."""
+"""Threads per block."""
 
 MANY = text.PROCESSORS * 512
-"""Threads that keep a large GPU at work."""
+"""Number of threads that occupies a large GPU."""
 
 _FLOATS, _BITS = ("common", "floats"), ("common", "bits")
 
 
 def conv2d(name: str, spec: Conv2d, cut: float_tiles.Cut | None = None) -> text.Kernel:
-    """Write a float convolution, without pooling: in tiles, if it fits them."""
+    """Generate a float convolution without pooling, in tiles if it fits them."""
     if float_tiles.fits(spec):
         return float_tiles.kernel(name, spec, cut)
     per_group = spec.out_channels // spec.groups
     whole: dict[str, text.Constant] = {
         "DEPTH": spec.channels // spec.groups, "GROUP_OUT": per_group,
         "ONE_GROUP": spec.groups == 1 or per_group % layout.LANES == 0,
-        "PIXELS_FIRST": True,  # a warp reads the same filters
+        "PIXELS_FIRST": True,  # the threads of a warp read the same filters
     }  # fmt: skip
     if spec.rank == 2:
         return _with_epilogue(
@@ -56,7 +56,7 @@ def conv2d(name: str, spec: Conv2d, cut: float_tiles.Cut | None = None) -> text.
 
 
 def few_bit_conv2d(name: str, spec: FewBitConv2d) -> text.Kernel:
-    """Write a convolution of levels."""
+    """Generate a convolution of levels."""
     if spec.depthwise:
         raise TargetError("there is no GPU kernel for depthwise layers of a few bits")
     if few_bit.tiled(spec):
@@ -68,7 +68,7 @@ def few_bit_conv2d(name: str, spec: FewBitConv2d) -> text.Kernel:
 
 
 def _few_bit_tiles(name: str, spec: FewBitConv2d) -> text.Kernel:
-    """Write a kernel in which tensor cores multiply."""
+    """Generate a few-bit kernel that uses tensor cores."""
     height, width = spec.output_hw
     constants = {**text.window(spec), "CHANNELS": spec.out_channels, **few_bit.constants(spec)}
     call = f"bnncc::few_bits_by_mma({few_bit.anchor(spec)}, images, {{finish}});"
@@ -81,7 +81,7 @@ def _few_bit_tiles(name: str, spec: FewBitConv2d) -> text.Kernel:
 
 
 def pool2d(name: str, spec: Pool2d) -> text.Kernel:
-    """Write float pooling."""
+    """Generate a float pooling."""
     parts = _parts(spec)
     constants: dict[str, text.Constant] = {
         "MAXIMUM": spec.kind == "max", "INSIDE_ONLY": spec.kind == "avg",
@@ -93,7 +93,7 @@ def pool2d(name: str, spec: Pool2d) -> text.Kernel:
 
 
 def _parts(spec: Pool2d) -> int:
-    """Return how many threads share a window: more if windows are few and large."""
+    """Return the number of threads per window: several if windows are few and large."""
     height, width = spec.output_hw
     threads = spec.images * height * width * layout.blocks(spec.output_channels, _lanes(spec))
     taps, parts = spec.kernel[0] * spec.kernel[1], 1
@@ -103,7 +103,7 @@ def _parts(spec: Pool2d) -> int:
 
 
 def elementwise(name: str, spec: Elementwise) -> text.Kernel:
-    """Write an epilogue alone."""
+    """Generate an epilogue without an anchor."""
     planar = any(step.layout == "NCHW" for step in spec.steps) or spec.data_layout == "NCHW"
     constants: dict[str, text.Constant] = {"PIXELS_FIRST": planar and spec.rank == 4}
     if spec.planes:
@@ -121,7 +121,7 @@ def elementwise(name: str, spec: Elementwise) -> text.Kernel:
 
 
 def _lanes(spec: Pool2d | Elementwise) -> int:
-    """Return the channels of a thread: one load, or as many bits as can be stored."""
+    """Return the channels per thread: one load, or as many bits as are stored at once."""
     return 8 if _packs(spec) else 4
 
 
@@ -144,7 +144,7 @@ def _with_epilogue(
     threads_each: int = 1,
     members: str = "",
 ) -> text.Kernel:
-    """Write a kernel that ends in an epilogue; `body` has places for names and lanes."""
+    """Generate a kernel with an epilogue; `body` has placeholders for names and lanes."""
     height, width = spec.output_hw
     channels = spec.output_channels
     filled = layout.words(channels) * layout.WORD_BITS if _packs(spec) else channels

@@ -1,4 +1,4 @@
-"""The kernel TVM launches: its parameters, its grid, and one call of the function that works."""
+"""The kernel that TVM launches: parameters, grid, and a call of the device function."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from bnncc.topi_binary.signature import declare
 from bnncc.topi_binary.spec import Spec
 
 MOST = 2**32
-"""Pixels or threads that a kernel counts, in 32 bits."""
+"""Limit of the pixels or threads that a kernel counts in 32 bits."""
 
 
 def prim_func(spec: Spec, kernel: Kernel) -> tirx.PrimFunc:
     """Return the function that launches `kernel`, with the parameters of `spec`.
 
-    It fails where the batch is so large that the kernel could not count its pixels.
+    It fails if the batch is so large that the kernel's counters would overflow.
     """
     with IRBuilder() as builder:
         with T.prim_func(s_tir=True):

@@ -1,4 +1,4 @@
-"""The algebra of an epilogue's steps on one value, as CUDA C++ that no compiler fuses."""
+"""Scalar CUDA C++ for the algebra of epilogue steps, written so that compilers do not fuse it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TEXT = Algebra(
     zero="0.0f",
     number=number,
     count="{}.0f".format,
-    shared=str,  # is a variable already
+    shared=str,  # already a variable
     fma="__fmaf_rn({}, {}, {})".format,
     add="__fadd_rn({}, {})".format,
     sub="__fsub_rn({}, {})".format,

@@ -1,8 +1,7 @@
-"""The text of a CUDA kernel: device code shared by all, the constants of one layer, a function.
+"""The text of a CUDA kernel: shared device code, the constants of a layer, and a function.
 
-What runs is in ``device/*.cuh``, ordinary CUDA C++ whose templates take a layer: a struct of
-constants. Written here are only that struct, the epilogue, and the function that puts both
-together.
+The algorithms are in ``device/*.cuh``: CUDA C++ whose templates take a layer, a struct of
+constants. Only that struct, the epilogue, and the function that combines them are generated.
 """
 
 from __future__ import annotations
@@ -23,37 +22,37 @@ C_TYPES = {
     "float32": "float", "float16": "half", "int32": "int", "uint32": "unsigned",
     "uint8": "unsigned char",
 }  # fmt: skip
-"""Types of tensors. ``half`` is CUDA's own, of which kernels know only its size."""
+"""CUDA types of tensors. ``half`` is CUDA's; kernels use it only for its size."""
 
 Constant = int | bool | float
 
 PROCESSORS = 132
-"""Of an H100 or H200 (SXM), for which work is cut. On others the last round is less full."""
+"""Multiprocessors of an H100 or H200 (SXM), for which work is partitioned."""
 
 HERE = "at.first + Order::offset(i)"
-"""In an epilogue: where the parameters of four channels begin. One address serves all of them."""
+"""In an epilogue: start of the parameters of four channels, one address for all parameters."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel, ready to be launched.
+    """A kernel that can be launched.
 
     Attributes
     ----------
     name : str
-        Of its device function, different for different kernels.
+        Name of its device function, unique to the kernel.
     source : str
-        The function and all it needs; it takes inputs, outputs, the batch and shared memory.
+        The function and everything it uses; it takes inputs, outputs, the batch and shared memory.
     threads : int
-        Threads of a block.
+        Threads per block.
     units, per_block : int
-        There are ``ceil(batch * units / per_block)`` blocks in the first dimension of the grid,
+        The first dimension of the grid has ``ceil(batch * units / per_block)`` blocks.
     tiles : int
-        and so many in the second.
+        Blocks in the second dimension of the grid.
     shared : int
-        Bytes of shared memory.
+        Shared memory in bytes.
     most : int
-        If not 0: blocks in the first dimension at most; each goes on to further units.
+        If not 0: maximum number of blocks in the first dimension, which then loop over units.
     """
 
     name: str
@@ -66,13 +65,13 @@ class Kernel:
     most: int = 0
 
     def blocks(self, images: int) -> int:
-        """Return the blocks in the first dimension of the grid, for so many images."""
+        """Return the number of blocks in the first dimension of the grid, for `images` images."""
         needed = -(-images * self.units // self.per_block)
         return min(needed, self.most) if self.most else needed
 
 
 def source(headers: Sequence[str], parts: Sequence[str]) -> str:
-    """Return a kernel's text: files of ``device/``, then `parts`."""
+    """Return the text of a kernel: headers of ``device/``, then `parts`."""
     return "\n".join([*(_header(name) for name in headers), *parts])
 
 
@@ -103,7 +102,7 @@ def _typed(name: str, value: Constant) -> str:
 
 
 def window(spec: Spec) -> dict[str, Constant]:
-    """Return the constants of an image and of a window that slides over it."""
+    """Return the constants of an image and of its sliding window."""
     height, width = spec.output_hw
     constants: dict[str, Constant] = {
         "HEIGHT": spec.height, "WIDTH": spec.width, "OUT_HEIGHT": height, "OUT_WIDTH": width,
@@ -123,7 +122,7 @@ def window(spec: Spec) -> dict[str, Constant]:
 
 
 def border_class(rows: Sequence[int], columns: Sequence[int]) -> str:
-    """Return the member of a layer that numbers the border classes of pixels.
+    """Return the member of a layer that maps pixels to border classes.
 
     Parameters
     ----------
@@ -146,12 +145,12 @@ def border_class(rows: Sequence[int], columns: Sequence[int]) -> str:
 
 
 def each(statement: str) -> list[str]:
-    """Return a loop over four channels, ``k``."""
+    """Return a loop over four channels, with the variable ``k``."""
     return ["#pragma unroll", f"  for (int k = 0; k < 4; ++k) {statement}"]
 
 
 def number(value: float) -> str:
-    """Return a float32 as an expression, exactly.
+    """Return an expression for a float32, exactly.
 
     Examples
     --------
@@ -162,7 +161,7 @@ def number(value: float) -> str:
 
 
 def parameters(spec: Spec) -> list[tuple[str, str]]:
-    """Return type and name of each pointer a kernel takes: inputs, then outputs of its own."""
+    """Return type and name of each pointer parameter: inputs, then outputs not stored in place."""
     inputs = [(f"const {C_TYPES[t]}*", f"in{i}") for i, (_, t) in enumerate(input_types(spec))]
     outputs = [
         (f"{C_TYPES[t]}*", f"out{i}")
@@ -173,7 +172,7 @@ def parameters(spec: Spec) -> list[tuple[str, str]]:
 
 
 def function(name: str, spec: Spec, body: str) -> str:
-    """Return the function that TVM's kernel consists of."""
+    """Return the function that TVM's kernel calls."""
     takes = [" ".join(pair) for pair in parameters(spec)]
     return (
         f"__device__ __forceinline__ void {name}({', '.join(takes)}, int images, void* shared) {{\n"

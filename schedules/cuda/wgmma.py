@@ -1,4 +1,4 @@
-"""What `wgmma` needs written out: its instruction, which names every register of the result."""
+"""Text and limits specific to `wgmma`, whose instruction names every result register."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from bnncc.topi_binary import layout
 from bnncc.topi_binary.tiles import Tiles
 
 PIXELS = 64
-"""Pixels of a warp group."""
+"""Pixels per warp group."""
 
 TEAM_THREADS = 128
-"""Threads of a warp group."""
+"""Threads per warp group."""
 
 ONES = 16
-"""Columns of ones behind a tile: their products count the bits of the data."""
+"""Columns of ones after a tile; their products are the popcounts of the data."""
 
 SHARED_BYTES = 227 * 1024
-"""Shared memory of a block, at most; of a processor, 1 KB more for each of its blocks."""
+"""Maximum shared memory per block; on a multiprocessor, each block takes 1 KB more."""
 
 _BLOCK_BYTES = 1024
 
@@ -24,7 +24,7 @@ _BLOCK_BYTES = 1024
 def product(width: int) -> str:
     """Return the function that starts a product of 64 x 256 and 256 x `width` bits.
 
-    The guard is the width's own: kernels of several widths can be in one module.
+    Its include guard contains the width, since a module may have kernels of several widths.
     """
     count = width // 2
     registers = ", ".join(f"%{i}" for i in range(count))
@@ -54,16 +54,16 @@ def shared_bytes(how: Tiles) -> int:
 
 
 def blocks(how: Tiles, teams: int, fetching: bool) -> int:
-    """Return how many blocks of each tile of channels keep every processor filled.
+    """Return the number of blocks per channel tile that fills every multiprocessor.
 
-    They all run at once: one more would wait for all others to end.
+    They all run at once; one more would have to wait for the others to end.
 
     Parameters
     ----------
     how : Tiles
-        The layer.
+        The tiles of the layer.
     teams : int
-        Warp groups of a block.
+        Warp groups per block.
     fetching : bool
         Whether the epilogue holds tensors in registers.
 
@@ -75,20 +75,20 @@ def blocks(how: Tiles, teams: int, fetching: bool) -> int:
 
 
 def _resident(how: Tiles, teams: int, fetching: bool) -> int:
-    """Return how many blocks a processor holds."""
+    """Return the number of blocks per multiprocessor."""
     room = (SHARED_BYTES + _BLOCK_BYTES) // (shared_bytes(how) + _BLOCK_BYTES)
     groups = min(4, _WARP_GROUPS[how.width]) if fetching else _WARP_GROUPS[how.width]
     return max(1, min(room, groups // teams))
 
 
 def turns(how: Tiles, pixels: int, teams: int, fetching: bool) -> int:
-    """Return how often a processor multiplies a warp group's pixels: what a layer takes."""
+    """Return how often a multiprocessor processes a warp group's pixels: a layer's cost."""
     each = layout.blocks(layout.blocks(pixels, PIXELS * teams), blocks(how, teams, fetching))
     return each * teams * _resident(how, teams, fetching)
 
 
 _WARP_GROUPS = {128: 4, 64: 6, 32: 8}
-"""Of a processor: how many registers suffice for, by the width of a tile."""
+"""By width of a tile: warp groups per multiprocessor for which registers suffice."""
 
 SHARED_STEPS = 6
-"""Steps up to which as many warp groups as can share filters are fastest (measured on an H200)."""
+"""Up to this many steps, as many warp groups as can share filters are fastest (H200)."""
