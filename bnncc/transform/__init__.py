@@ -1,1 +1,1 @@
-"""From the graph of a model to that of kernels: passes, in the order of `pipeline`."""
+"""Passes from the model's graph to the graph of kernels, in the order given in `pipeline`."""

@@ -1,9 +1,9 @@
-"""Compare bytes where they lie: signs of bytes become thresholds of the bytes themselves.
+"""Replace signs of a uint8 image by comparisons of the bytes themselves.
 
     before: f = Cast(x); g = Sub(f, mean); h = Mul(g, scale); s = bnncc.Sign(h)    x: uint8
     after:  s = bnncc.ImageBits(x)                                                 x >= t[c]
 
-Thresholds are found by evaluating the nodes in between, as they stand in the graph, on all bytes.
+Thresholds are found by evaluating the nodes in between, as they are in the graph, on all 256 bytes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from bnncc.transform import thresholds as th
 from bnncc.transform.physical import Physical, Planes
 
 MAX_CHANNELS = 8
-"""A pixel's bits are put together in a byte."""
+"""Bits of a pixel that are packed at once."""
 
 _TO_NCHW = [0, 3, 1, 2]
 
 
 def compare_bytes(graph: Graph) -> None:
-    """Replace signs of images of bytes.
+    """Replace signs of uint8 images by comparisons of bytes.
 
     Runs after `commute_pads`.
     """
@@ -46,12 +46,12 @@ def compare_bytes(graph: Graph) -> None:
 
 
 def write_image_bits(node: Node, physical: Physical) -> None:
-    """Append the kernel that makes bits of an image of bytes.
+    """Append the kernel that computes the bits of a uint8 image.
 
     Parameters
     ----------
     node : Node
-        Its operator is `IMAGE_BITS`.
+        A node whose operator is `IMAGE_BITS`.
     """
     a, (image,), (out,) = node.attrs, node.inputs, node.outputs
     n, channels, height, width, _ = physical.image(out)
@@ -68,7 +68,7 @@ def write_image_bits(node: Node, physical: Physical) -> None:
 def _bytes_above(
     graph: Graph, name: str, producers: dict[str, Node]
 ) -> tuple[str, list[Node]] | None:
-    """Return the image of bytes that `name` is computed from, and the nodes from its Cast on."""
+    """Return the uint8 image that `name` is computed from, and the nodes from its Cast on."""
     shape = graph.types[name].shape
     if len(shape) != 4 or not isinstance(shape[1], int) or shape[1] > MAX_CHANNELS:
         return None
@@ -82,7 +82,7 @@ def _bytes_above(
 
 
 def _attributes(graph: Graph, sign: Node, chain: list[Node]) -> dict[str, object] | None:
-    """Return what the sign is of each byte, if it is one step for each channel."""
+    """Return the thresholds on bytes that equal the sign, if it is one step in each channel."""
     channels = int(graph.types[sign.outputs[0]].shape[1])
     values = np.arange(256, dtype=np.float32)[:, None, None, None]
     table = th.evaluate_chain(graph, chain, np.broadcast_to(values, (256, channels, 1, 1)))

@@ -1,4 +1,4 @@
-"""Cancel what straight-through estimators leave: ``a - b + b`` becomes ``a``."""
+"""Cancel the residue of straight-through estimators: ``a - b + b`` becomes ``a``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MAX_LEFT = 3
 
 
 def cancel(graph: Graph) -> bool:
-    """Cancel equal terms of opposite sign in sums of Add, Sub and Neg, in any association.
+    """Cancel equal terms of opposite sign in sums of Add, Sub and Neg, however they are associated.
 
         s = Sign(x); c = Clip(x); y = Add(Sub(s, c), c)     ->     y = s
 
     Notes
     -----
-    The only rewrite that changes values: it leaves out the rounding of ``a - b + b``. Constants do
-    not cancel, since ``x + c - c`` may be meant to round.
+    This is the only rewrite that changes values: it omits the rounding of ``a - b + b``.
+    Constants do not cancel, since ``x + c - c`` may be meant to round.
     """
     position = {o: k for k, n in enumerate(graph.nodes) for o in n.outputs}
 
@@ -40,7 +40,7 @@ def cancel(graph: Graph) -> bool:
 
 
 def _cancelled(node: Node, state: Walk, position: dict[str, int]) -> dict[str, int] | None:
-    """Expand a sum, latest tensors first, until a term cancels; return what is left."""
+    """Expand a sum, latest tensors first, until a term cancels; return the remaining terms."""
     terms: dict[str, int] = {}
     for name, sign in zip(node.inputs, _LINEAR[node.op], strict=True):
         terms[name] = terms.get(name, 0) + sign

@@ -1,4 +1,4 @@
-"""Move signs in front of operators that cost less on bits.
+"""Move signs before operators that are cheaper on bits.
 
     commute_moves   before: f = Flatten(x); s = Sign(f)
                     after:  t = Sign(x); s = Flatten(t)
@@ -7,10 +7,10 @@
     commute_pools   before: y = Conv(b); m = MaxPool(y); z = BatchNormalization(m); s = Sign(z)
                     after:  y = Conv(b); z = BatchNormalization(y); t = Sign(z); s = BitPool(t)
 
-All are exact: a sign is elementwise, and a monotone function commutes with the maximum. Where the
-function between pool and sign goes down (a negative BatchNormalization scale), the sign of that
-channel is inverted in front of the pool and again behind it (attribute ``flip``): the maximum of
-falling values is the AND of their bits.
+All are exact: a sign is elementwise, and a monotone function commutes with the maximum. If the
+function between pool and sign decreases in a channel (a negative BatchNormalization scale), the
+sign of that channel is inverted before the pool and again after it (attribute ``flip``): the
+maximum of decreasing values is the AND of their bits.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from bnncc.transform import thresholds as th
 
 
 def commute_moves(graph: Graph) -> None:
-    """Sign first, flatten then: what lies in front of both is an image, which kernels sign.
+    """Move signs before flattening, so that they apply to images, on which kernels compute signs.
 
-    Unless a matrix product reads the rows that `flatten_rows` made: those it wants as bits.
+    Signs stay after a reshape by `flatten_rows` whose result a matrix product reads as bits.
 
     Runs after `recognise_signs`.
     """
@@ -43,7 +43,7 @@ def commute_moves(graph: Graph) -> None:
 
 
 def commute_pads(graph: Graph) -> None:
-    """Sign first, pad then.
+    """Move signs before pads.
 
     Runs after `recognise_signs`.
     """
@@ -60,7 +60,7 @@ def commute_pads(graph: Graph) -> None:
 
 
 def _behind(graph: Graph, *operators: str) -> list[tuple[Node, Node]]:
-    """Return the signs that alone read what a node of `operators` gives, each with that node."""
+    """Return (sign, node) for each `node` of `operators` whose only reader is a sign."""
     producers, consumers = graph.producers(), graph.consumers()
     found = []
     for sign in (node for node in graph.nodes if node.op == "bnncc.Sign"):
@@ -73,7 +73,7 @@ def _behind(graph: Graph, *operators: str) -> list[tuple[Node, Node]]:
 
 
 def _exchange(graph: Graph, sign: Node, move: Node, *inputs: str) -> None:
-    """Let `sign` read what `move` reads, and `move` the signs, with `inputs` besides."""
+    """Swap `sign` and `move`, which it reads; `inputs` are further inputs of `move`."""
     source, inner = move.inputs[0], graph.fresh(f"{sign.outputs[0]}.inner")
     graph.types[inner] = graph.types[source]
     first = Node("bnncc.Sign", [source], [inner], dict(sign.attrs), sign.name)
@@ -83,7 +83,7 @@ def _exchange(graph: Graph, sign: Node, move: Node, *inputs: str) -> None:
 
 
 def commute_pools(graph: Graph) -> None:
-    """Sign first, max-pool then, where nobody reads the pooled numbers.
+    """Move signs before max-pooling whose numeric result has no other reader.
 
     Runs after `binarize`.
     """
@@ -112,7 +112,7 @@ def _single_reader(graph: Graph, name: str, consumers: dict[str, list[Node]]) ->
 
 
 def _falling(graph: Graph, pool: Node, chain: list[Node]) -> np.ndarray | None:
-    """Return the channels on which the nodes after the pool go down; None if not known of all."""
+    """Return the channels in which the nodes after the pool decrease; None if unknown for any."""
     channels = int(graph.types[pool.outputs[0]].shape[1])
     way = chain_direction(chain, graph, channels, 4)
     return None if way is None else way < 0
@@ -126,7 +126,7 @@ def _threshold_only(
     producers: dict[str, Node],
     consumers: dict[str, list[Node]],
 ) -> bool:
-    """Whether the sign will become thresholds of a binary layer that nobody else reads."""
+    """Whether the sign will become thresholds of a binary layer that has no other reader."""
     found = chain_above(
         graph, pool.inputs[0], producers, "bnncc.BinaryConv",
         lambda name: _single_reader(graph, name, consumers),
@@ -151,13 +151,13 @@ def _swap(graph: Graph, sign: Node, pool: Node, chain: list[Node], flip: np.ndar
     for node in chain:
         data = next(i for i in node.inputs if i and i not in graph.constants)
         node.inputs = [name if i == data else i for i in node.inputs]
-        # What was of pooled values is of others now: a name keeps its meaning.
+        # These tensors now hold values before pooling, so they get new names.
         name = graph.fresh(f"{node.outputs[0]}.unpooled")
         node.outputs, graph.types[name] = [name], kind
     attrs = dict(sign.attrs)
     pool_attrs = dict(pool.attrs)
     if flip.any():
-        # A sign with a zero keeps it, though none is met: layers behind were made for three values.
+        # Keep the zero of a three-valued sign, even if it never occurs: later layers expect it.
         attrs["flip"] = pool_attrs["flip"] = flip
     inner = graph.fresh(f"{sign.outputs[0]}.unpooled")
     graph.types[inner] = kind

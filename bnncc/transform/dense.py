@@ -1,4 +1,4 @@
-"""One form of layers: Gemm(data, constant (inputs, units), constant (units,)), constant biases."""
+"""Normalise dense layers to Gemm(data, constant (inputs, units), constant (units,))."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bnncc.transform.rewrite import Result, Walk, walk
 
 
 def computed_bias(node: Node, state: Walk) -> Result:
-    """Add a bias that is no constant behind a convolution: passes and kernels take constants."""
+    """Turn a computed bias of a convolution into an Add: kernels need constant biases."""
     graph = state.graph
     bias = node.inputs[2] if len(node.inputs) > 2 else ""
     if not bias or state.value(bias) is not None:
@@ -25,7 +25,7 @@ def computed_bias(node: Node, state: Walk) -> Result:
 
 
 def gemm(node: Node, state: Walk) -> Result:
-    """Fold transposes, alpha and beta: Gemm(a, constant (K, N), constant (N,))."""
+    """Fold the transposes, alpha and beta of a Gemm: Gemm(a, constant (K, N), constant (N,))."""
     graph, attrs = state.graph, node.attrs
     alpha, beta = attrs["alpha"], attrs["beta"]
     a, b = node.inputs[0], node.inputs[1]
@@ -84,7 +84,7 @@ def gemm(node: Node, state: Walk) -> Result:
 
 
 def dense_bias(graph: Graph) -> bool:
-    """Make MatMul by a constant matrix, and the Add of a constant vector after it, a Gemm."""
+    """Turn a MatMul by a constant matrix, and the Add of a vector after it, into a Gemm."""
     readers = graph.consumers()
 
     def rule(node: Node, state: Walk) -> Result:

@@ -1,11 +1,11 @@
-"""Round the operands of the first convolutions, as `--first-layer` asks.
+"""Round the operands of the first convolutions (`--first-layer`).
 
     before: y = Conv(x, W, b)                                 x an input of the network
     after:  y = bnncc.QuantizedConv(x, round(W))              scales and b are attributes
 
-Only data that are exactly known are rounded: an input, moved or padded by zeros, or bytes with a
-scale and an offset for each channel, which go into weights and bias. Computed data may differ in
-their last bit from one correct implementation to another, and rounding would make steps of that.
+Only data that are known exactly are rounded: an input, possibly moved or padded by zeros, or bytes
+with a scale and an offset per channel, which are folded into weights and bias. Computed data may
+differ in the last bit between correct implementations, and rounding would amplify the difference.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _AFFINE = ("Add", "Sub", "Mul", "Div", "Neg", "BatchNormalization")
 
 @dataclass
 class Relaxed:
-    """Which layers were rounded, and why others were not."""
+    """The layers that were rounded, and why others were not."""
 
     layers: list[str] = field(default_factory=list)
-    """The results of those with rounded operands."""
+    """Output tensors of the rounded layers."""
     names: list[str] = field(default_factory=list)
     """Their names."""
     kept: dict[str, str] = field(default_factory=dict)
-    """Why others that might be stay in float32, by name."""
+    """By name, why a candidate layer stays in float32."""
 
 
 @dataclass(frozen=True)
 class _Data:
-    """What a convolution reads: ``scale * tensor + bias`` per channel, padded by zeros."""
+    """The data of a convolution: ``scale * tensor + bias`` per channel, padded by zeros."""
 
     tensor: str
     pads: tuple[int, int, int, int]
@@ -47,14 +47,14 @@ class _Data:
 
 
 def relax_first_layer(graph: Graph, operands: str) -> Relaxed:
-    """Replace the convolutions that read inputs of `graph` by rounded ones.
+    """Replace the convolutions that read inputs of `graph` by ones with rounded operands.
 
     Parameters
     ----------
     graph : Graph
-        As loaded; rewritten in place.
+        As loaded; modified in place.
     operands : {"float32", "bfloat16", "int8", "float16"}
-        Their new format; float32 changes nothing.
+        Format of the operands; float32 changes nothing.
     """
     result = Relaxed()
     if operands == "float32":
@@ -75,7 +75,7 @@ def relax_first_layer(graph: Graph, operands: str) -> Relaxed:
 
 
 def reads_input(name: str, graph: Graph, producers: dict[str, Node]) -> bool:
-    """Whether `name` is an input but for moves and functions of each channel."""
+    """Whether `name` is an input, apart from data movement and per-channel functions."""
     while (node := producers.get(name)) is not None:
         if node.op not in (*_MOVES, *_AFFINE, "Cast", "Clip"):
             return False
@@ -87,7 +87,7 @@ def reads_input(name: str, graph: Graph, producers: dict[str, Node]) -> bool:
 
 
 def _try(node: Node, graph: Graph, producers: dict[str, Node], operands: str) -> Node | str:
-    """Return the rounded convolution, or why there is none."""
+    """Return the rounded convolution, or the reason why there is none."""
     if any(i and i not in graph.constants for i in node.inputs[1:]):
         return "its weights are computed at run time"
     weight = graph.constants[node.inputs[1]].astype(np.float64)
@@ -144,7 +144,7 @@ def _try(node: Node, graph: Graph, producers: dict[str, Node], operands: str) ->
 
 
 def _source(node: Node, graph: Graph, producers: dict[str, Node]) -> _Data | str:
-    """Return what the data of `node` are made of, or why they are not known exactly."""
+    """Return the exactly known data of `node`, or the reason why they are not known exactly."""
     name, pads = node.inputs[0], tuple(int(p) for p in node.attrs["pads"])
     while (made := producers.get(name)) is not None and made.op == "Pad":
         padded = pad_of(made, graph)

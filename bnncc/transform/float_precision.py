@@ -1,11 +1,11 @@
-"""Round the operands of float layers to bfloat16, as `--float-precision` asks.
+"""Round the operands of float layers to bfloat16 (`--float-precision`).
 
     before: y = Conv(x, W, b)
     after:  h = bnncc.Narrow(x); y = Conv(h, round(W), b)
 
-These nodes are the definition of right. Layers that read them are multiplied as bfloat16 by kernels
-that round for themselves, see `fuse`. Roundings go in front of operators that only move numbers:
-passes look for those next to layers.
+These nodes define the reference result. Kernels of the layers that read them round the operands
+themselves, see `fuse`. Roundings are placed before operators that only move data, because passes
+expect these next to layers.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from bnncc.transform.first_layer import Relaxed
 from bnncc.transform.physical import KERNEL
 
 OPERAND = "operand"
-"""Attribute of the roundings that are made here."""
+"""Attribute that marks the roundings inserted here."""
 
 _MOVES = ("Transpose", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
 def choose_layers(graph: Graph, layers: Iterable[Layer]) -> Relaxed:
-    """Return the results of the float layers that can be rounded, and why others cannot.
+    """Return the output tensors of float layers that can be rounded, and why others cannot.
 
     Parameters
     ----------
     graph : Graph
         As loaded.
     layers : iterable of Layer
-        What each of its layers is.
+        How each layer is computed.
     """
     result, named = Relaxed(), {node.name: node for node in graph.nodes}
     for layer in layers:
@@ -67,7 +67,7 @@ def _why_not(node: Node, graph: Graph) -> str:
 
 
 def in_three_terms(physical: Graph) -> set[str]:
-    """Return the names of layers whose products are of three terms, `--float-products` asked."""
+    """Return the names of layers that multiply bfloat16 in three terms (`--float-products`)."""
     return {
         name
         for node in physical.nodes
@@ -77,7 +77,7 @@ def in_three_terms(physical: Graph) -> set[str]:
 
 
 def round_layers(graph: Graph, layers: Collection[str]) -> None:
-    """Round data and weights of the layers that make the tensors `layers`; rewrites `graph`."""
+    """Round data and weights of the layers with outputs `layers`; modifies `graph`."""
     consumers, producers = graph.consumers(), graph.producers()
     rounded: dict[str, list[tuple[Node, int]]] = {}
     for node in graph.nodes:

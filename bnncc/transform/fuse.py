@@ -1,15 +1,15 @@
-"""Cut the graph into kernels.
+"""Partition the graph into kernels.
 
     before: y = BinaryConv(b); z = BatchNormalization(y); r = Add(z, x); s = Sign(r)
     after:  r, s = Kernel(b, x; binary convolution, affine, add, store, bits)
 
 where r has other readers.
 
-Walks the nodes in order. A convolution, dense layer or pooling (or, for lone glue, nothing) is the
-*anchor* of a kernel; what follows it is absorbed while it is elementwise: signs of any tensor on
-the way become bits, tensors that others read are stored, and one reader is followed. Operators that
-only move bits get kernels on packed words. Everything else stays an ONNX node for TVM's importer,
-on float tensors in the file's layout.
+Visits the nodes in order. A convolution, dense layer or pooling is the *anchor* of a kernel (an
+elementwise operator without one starts a kernel of its own). Elementwise operators after the anchor
+are fused into it, along one reader: signs of any intermediate tensor become bits, and tensors with
+other readers are stored. Operators that only move bits get kernels on packed words. All else
+remains an ONNX node, converted by TVM's importer, on float tensors in the layout of the file.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ from bnncc.transform.starts import (
 )
 
 DECISIONS = {"bnncc.Sign", LEVELS}
-"""Operators that make bits of numbers."""
+"""Operators that produce bits from numbers."""
 
 _ANY_LAYOUT = {
     "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Erf", "HardSigmoid", "HardSwish", "Softplus",
     "Softsign", "Elu", "Selu", "Celu", "Gelu", "Mish", "Abs", "Floor", "Ceil", "Round", "Sign",
     "Reciprocal", "ThresholdedRelu", "Sin", "Cos", "Not", "Cast", SWISH,
 }  # fmt: skip
-"""Unary operators that work on NHWC as well as on NCHW."""
+"""Unary elementwise operators, which do not depend on the layout."""
 
 MAX_POOLED_ROWS = 8
-"""Windows of more rows than this pool a tensor, not the rows of a convolution as they come."""
+"""Poolings with more window rows are not fused into a convolution."""
 
 MAX_ROW_WEIGHTS = 2**16
-"""Weights beyond this many do not stay in the second cache: row after row would load them again."""
+"""Weights larger than this (in bytes) exceed the L2 cache: each row would load them again."""
 
 MAX_EVENTS = 64
-"""Longer chains of elementwise operators are cut: TVM's passes recurse on expressions."""
+"""Maximum length of a fused chain of elementwise operators: TVM's passes are recursive."""
 
 
 def fuse(
@@ -75,27 +75,27 @@ def fuse(
     records: Recorded | None = None,
     float_products: str = "float32",
 ) -> Graph:
-    """Return the physical graph of a binarised logical graph.
+    """Return the physical graph of a logical graph.
 
     Parameters
     ----------
     graph : Graph
         After `binarize`.
     float_conv : str
-        How float convolutions may be computed, see `filtering.METHODS`.
+        Allowed methods of float convolutions, see `filtering.METHODS`.
     target : TargetSpec, optional
-        The machine, whose kernels read binary weights in an order of their own; by default that
-        which all targets read.
+        The target, whose kernels may prefer an order of binary weights; default: the order that
+        all targets support.
     records : Recorded, optional
-        Which of those orders measurements prefer.
+        Tuning records, which may prefer another weight order.
     float_products : str
-        How products of floats may be computed: ``bf16x3`` of three terms, where that is faster.
+        Allowed methods of float products: with ``bf16x3``, three terms of bfloat16 if faster.
 
     Returns
     -------
     Graph
-        Kernel nodes (`physical.KERNEL`), views, and ONNX nodes; float tensors between kernels are
-        NHWC, tensors of bits packed.
+        Kernel nodes (`physical.KERNEL`), views, and ONNX nodes. Between kernels, float tensors are
+        NHWC and tensors of bits are packed.
     """
     return _Fuser(float_conv, float_products, Physical(graph, target, records)).run()
 
@@ -103,7 +103,7 @@ def fuse(
 class _Fuser:
     def __init__(self, float_conv: str, float_products: str, physical: Physical) -> None:
         self.physical, self.graph = physical, (graph := physical.source)
-        # There, rows of a ring and filtered rows would be shared among threads that cannot wait.
+        # On GPUs, ring buffers and filtered rows would be shared by unsynchronized threads.
         kind = "llvm" if physical.target is None else physical.target.kind
         self.on_gpu, self.filters = kind == "cuda", kind == "llvm"
         self.float_conv, self.float_products = float_conv, float_products
@@ -207,7 +207,7 @@ class _Fuser:
             group.tip = follow.tensor
 
     def _writes_nchw(self, group: Group) -> bool:
-        """Whether the kernel of a group can make its tip in NCHW faster than another one could."""
+        """Whether the kernel of a group should store its result in NCHW itself."""
         shape, target = self.graph.types[group.tip].shape, self.physical.target
         if len(shape) != 4 or shape[2:] == (1, 1):
             return False
@@ -223,7 +223,7 @@ class _Fuser:
         return Event("sign", out, node)
 
     def _row_pool(self, group: Group) -> Node | None:
-        """Return the max-pooling that alone reads a convolution, if it can take row by row."""
+        """Return the max-pooling that is a convolution's only reader, if rows can be pooled."""
         spec, tip = group.spec, group.tip
         if not isinstance(spec, Conv2d) or spec.rank != 4 or group.rank != 4 or self.on_gpu:
             return None
@@ -307,7 +307,7 @@ class _Fuser:
         )
 
     def _operands(self, node: Node, spec: Conv2d) -> Conv2d:
-        """Return `spec` with the operands that an option gives to a layer."""
+        """Return `spec` with the operand types that the options select for a layer."""
         if self.look.rounded(node):
             return with_packed_operands(replace(spec, operands="bfloat16"), self.physical.target)
         if self.float_products == "float32" or self._exact(node):
@@ -315,26 +315,26 @@ class _Fuser:
         return with_three_terms(spec, self.physical.target)
 
     def _exact(self, node: Node) -> bool:
-        """Whether sums of products may be exact, and those who read them rely on that."""
+        """Whether sums must be exact because a reader relies on it."""
         weight = self.graph.constants[node.inputs[1]]
         return node.inputs[0] not in self.graph.inputs and filtering.integral(weight)
 
     def _method(self, node: Node, spec: Conv2d) -> Conv2d:
-        """Return a convolution with the method that its products are to be computed by."""
+        """Return `spec` with the method that computes its products."""
         target = self.physical.target
         direct = (
             self._exact(node)
             or self.on_gpu
             or spec.zero_points
             or self.look.zeros_matter(node)
-            # Sums that wait for their filter take the memory of many images of the output.
+            # Intermediate sums of the filtered method take as much memory as several output images.
             or (target is not None and target.scalar)
         )
         wish = "direct" if direct else self.float_conv
         return replace(spec, method=filtering.choose(spec, wish, *spec.output_hw))
 
     def _packed(self, node: Node, spec: Conv2d, rows: np.ndarray) -> str:
-        """Return the weights of a layer, ``[units, kernel_h, kernel_w, channels]``, as stored."""
+        """Pack weights ``[units, kernel_h, kernel_w, channels]``; return the constant's name."""
         return self.physical.constant(packed_weight(rows, spec), f"{node.name}.weight")
 
     def _float_group(self, node: Node, spec: Conv2d, inputs: list[str], units: int) -> Group:
@@ -381,7 +381,7 @@ class _Fuser:
         )
 
     def _start_glue(self, node: Node) -> Group:
-        """Start a kernel without an anchor: the first operand of `node`, read as it is."""
+        """Start a kernel without an anchor; its data is the first operand of `node`."""
         if node.op in DECISIONS:
             data = node.inputs[0]
         else:

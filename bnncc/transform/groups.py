@@ -1,9 +1,8 @@
-"""From a chain of graph nodes to the epilogue of one kernel.
+"""Turn a group of fused graph nodes into the spec of one kernel.
 
-`Group` collects what happens to an anchor's value (`Event`); `realise` turns the events into steps
-and their parameters: runs of per-channel affine operators become one ``affine`` (composed in
-float64), and signs after nothing but per-channel operators on a binary accumulator become integer
-thresholds.
+A `Group` holds the operations on an anchor's value (`Event`); `realise` converts them to steps with
+parameters. Consecutive per-channel affine operators become one ``affine`` (composed in float64). A
+sign that follows only per-channel operators on a binary accumulator becomes integer thresholds.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ _STEPS = {"Add": "add", "Sub": "rsub", "Mul": "mul", "Div": "div"}
 
 
 def realise(group: Group, physical: Physical) -> None:
-    """Append the kernel of `group` to the physical graph and register what it makes.
+    """Append the kernel of `group` to the physical graph and register its outputs.
 
     Parameters
     ----------
     group : Group
-        Complete.
+        A complete group.
     """
     spec = group.spec
     signs, flip = sign_tables.plan(group, physical.source)
@@ -86,7 +85,7 @@ def realise(group: Group, physical: Physical) -> None:
 
 
 def _weights(spec: Anchor, group: Group, writer: Writer) -> list[str]:
-    """Return the packed weight of a binary layer; thresholds that depend on it are changed."""
+    """Return the packed weights of a binary layer; adjusts thresholds that depend on them."""
     if not isinstance(spec, BinaryConv2d) or spec.per_image:
         return []
     assert group.bits is not None
@@ -102,21 +101,21 @@ def _weights(spec: Anchor, group: Group, writer: Writer) -> list[str]:
 
 
 def _pooled(group: Group, writer: Writer) -> Conv2d:
-    """Return the group's convolution with its pooling; the steps written so far go before it."""
+    """Return the group's convolution with its pooling; steps written so far run before the pool."""
     spec, pool = group.spec, group.pool
     assert isinstance(spec, Conv2d)
     assert pool is not None
     if writer.steps or not (writer.scale.astype(np.float32) > 0).all():
         writer.flush()
-    # Else what is held back rises with the value: the maximum of the results is, bit for bit, the
-    # result of the maximum.
+    # Otherwise the deferred affine operator increases with the value, so the maximum of its results
+    # equals, bit for bit, its result on the maximum.
     before, writer.steps = tuple(writer.steps), []
     rows = RowPool(pool.kernel, pool.strides, pool.pads, pool.ceil_extra, before)
     return replace(spec, pool=rows)
 
 
 def _logical(name: str, group: Group, physical: Physical) -> str:
-    """Return a kernel's result in the rank of the graph."""
+    """Return a kernel's output in the rank that the graph has."""
     shape = physical.graph.types[name].shape
     rows = (product(shape[:-1]), shape[-1])
     return physical.reshape(name, rows) if group.squeezed else name
@@ -129,7 +128,7 @@ def _write_node(event: Event, writer: Writer) -> None:
     if event.kind == "tensor":
         _write_tensor(event, writer)
         return
-    if node.op == ROUND:  # decides in thresholds only: what is stored is computed in float32
+    if node.op == ROUND:  # affects thresholds only: stored values are computed in float32
         return
     if node.op == "BatchNormalization":
         writer.normalised(*centred_affine(node, graph))

@@ -1,15 +1,15 @@
-"""Hold float tensors as float16, where the model's are, or where `--float-type float16` asks.
+"""Store float tensors as float16, if the model does or `--float-type float16` asks for it.
 
     before: y = Kernel(x, r; conv, affine, add r, store y)              r, y: float32
     after:  the same                                                    r, y: float16
 
-A GPU reads and writes tensors between kernels more slowly than it computes on them. What a kernel
-computes with stays float32; float convolutions of such tensors multiply float16 numbers on tensor
-cores, and add in float32.
+On a GPU, reading and writing tensors between kernels takes longer than the computation. Kernels
+still compute in float32; float convolutions of float16 tensors multiply float16 on tensor cores and
+accumulate in float32.
 
-Asked for, the graph says it as a network of float16 does: `round_floats` puts a `ROUND` where
-residuals, pooled tensors and first convolutions are made. So evaluation, self-check and `verify`
-know what is rounded. `store_halves` comes after the passes were compared with the model.
+With the option, the graph is first rewritten as a float16 network would be: `round_floats` inserts
+a `ROUND` after residuals, pooled tensors and first convolutions. So evaluation, self-check and
+`verify` see the roundings. `store_halves` runs after the passes were compared with the model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OF_TWO = ("Add", "Sub", "Mul", "Sum")
 
 
 def round_floats(graph: Graph) -> None:
-    """Let `graph` round to float16 what kernels leave to others as floats.
+    """Insert roundings to float16 for the float tensors that kernels exchange.
 
     Runs on the graph as loaded. Its inputs and outputs stay float32.
     """
@@ -68,16 +68,16 @@ def _makes_floats(node: Node, graph: Graph, producers: dict[str, Node]) -> bool:
 
 
 def store_halves(physical: Graph, model: Graph, target: TargetSpec) -> None:
-    """Make float16 of the tensors between kernels that the model rounds to it.
+    """Change the tensors between kernels that the model rounds to float16 to that type.
 
     Parameters
     ----------
     physical : Graph
-        Rewritten in place.
+        Modified in place.
     model : Graph
-        What it computes.
+        The model's graph.
     target : TargetSpec
-        Only kernels for GPUs read and write such tensors.
+        Only GPU kernels read and write such tensors.
     """
     if target.kind != "cuda":
         return
@@ -104,7 +104,7 @@ def store_halves(physical: Graph, model: Graph, target: TargetSpec) -> None:
 
 
 def _stored(physical: Graph) -> Iterator[str]:
-    """Yield the tensors that a ``store`` of a kernel makes."""
+    """Yield the tensors written by the ``store`` steps of kernels."""
     for node in physical.nodes:
         if node.op == KERNEL and node.attrs["spec"].epilogue:
             for name, step in zip(node.outputs, _makers(node.attrs["spec"]), strict=True):
@@ -113,12 +113,12 @@ def _stored(physical: Graph) -> Iterator[str]:
 
 
 def _makers(spec: Spec) -> list[Step]:
-    """Return the step that makes each output."""
+    """Return the step that writes each output."""
     return [step for step in spec.steps for _ in range(step_outputs(step))]
 
 
 def _takers(spec: Spec) -> Iterator[tuple[int, int]]:
-    """Yield the position of each input of the steps, and the number of its step."""
+    """Yield the position of each input of the steps, and the index of its step."""
     place = len(input_types(spec)) - sum(map(step_inputs, spec.steps))
     for number, step in enumerate(spec.steps):
         for _ in range(step_inputs(step)):
@@ -136,7 +136,7 @@ def _readable(spec: Spec) -> Iterator[int]:
 
 
 def _keep_together(physical: Graph, halves: set[str]) -> None:
-    """Drop from `halves` what is stored over a tensor of the other type, or lies under one."""
+    """Remove tensors from `halves` that share memory with a tensor of the other type."""
     pairs = [
         {node.outputs[place], node.inputs[over]}
         for node in physical.nodes
@@ -149,7 +149,7 @@ def _keep_together(physical: Graph, halves: set[str]) -> None:
 
 
 def _rewrite(node: Node, physical: Graph, halves: set[str], target: TargetSpec) -> None:
-    """Give a kernel the types of its tensors."""
+    """Update the spec of a kernel to the types of its tensors."""
     spec: Any = node.attrs["spec"]
     steps = list(spec.steps)
     for place, number in _takers(spec):
@@ -171,7 +171,7 @@ def _rewrite(node: Node, physical: Graph, halves: set[str], target: TargetSpec) 
 
 
 def _multiplied(node: Node, spec: Conv2d, physical: Graph, target: TargetSpec) -> Conv2d:
-    """Return a convolution of float16 numbers with weights of that type, where that is faster."""
+    """Return a convolution of float16 data with float16 weights, if that is faster."""
     half = with_half_operands(spec, target)
     if half == spec:
         return spec

@@ -1,4 +1,4 @@
-"""Take image inputs as bytes: ``x = (pixel - mean) * scale`` becomes part of the network."""
+"""Take image inputs as uint8: ``x = (pixel - mean) * scale`` becomes part of the network."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bnncc.ir.image_bits import IMAGE_BITS
 from bnncc.options import Uint8Input
 
 MOST_CHANNELS = 4
-"""An image with more than this many elements on its second axis and no more on its last has its
-channels last, as TensorFlow's images do."""
+"""An image with more than this many elements on axis 1, and at most this many on the last axis, is
+taken to be channels-last, as in TensorFlow."""
 
 
 def channel_axis(shape: Sequence[int | str]) -> int:
-    """Return which axis of an image holds its channels.
+    """Return the axis of an image that holds its channels.
 
     Examples
     --------
@@ -40,12 +40,12 @@ def take_uint8(graph: Graph, inputs: Sequence[Uint8Input]) -> None:
     graph : Graph
         Rewritten in place.
     inputs : sequence of Uint8Input
-        Which inputs, with their mean, scale and layout.
+        The inputs, with mean, scale and layout.
 
     Raises
     ------
     UsageError
-        If an input does not exist, is no float image, or the channels do not fit.
+        If an input does not exist or is not a float image, or the channels do not match.
     """
     for item in inputs:
         kind = graph.types.get(item.name)
@@ -102,7 +102,7 @@ def take_uint8(graph: Graph, inputs: Sequence[Uint8Input]) -> None:
 
 
 def _check_declared(graph: Graph, item: Uint8Input) -> None:
-    """Refuse means and scales that take bytes to numbers other than the model declares."""
+    """Reject a mean and scale that contradict the value type the model declares."""
     declared = graph.datatypes.pop(item.name, None)
     if declared is None:
         return
@@ -131,7 +131,7 @@ def _append(
 
 
 def transform_input(graph: Graph, transform: InputTransform | None) -> None:
-    """Replace an image input by one of bytes, and put the transform behind it.
+    """Replace an image input by a uint8 image, followed by the transform.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def transform_input(graph: Graph, transform: InputTransform | None) -> None:
     Raises
     ------
     UsageError
-        If there is no such input, or it does not fit the transform.
+        If there is no such input, or the transform does not apply to it.
     """
     if transform is None:
         return

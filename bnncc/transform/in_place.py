@@ -1,10 +1,10 @@
-"""Let a residual be added where it lies.
+"""Store the sum of a residual block in place of the residual.
 
     before: y, b = Kernel(d, r; ..., add r, store y, bits b)      nobody reads r later
     after:  y, b = Kernel(d, r; ..., add r, store over r, bits b)
 
-The sum of a residual block takes the place of the tensor it was added to: two feature maps of an
-early stage do not fit the second-level cache together, one does.
+Two feature maps of an early stage do not fit the L2 cache together; one does. The residual must
+have no later reader.
 """
 
 from __future__ import annotations
@@ -58,6 +58,6 @@ def store_in_place(graph: Graph) -> None:
 
 
 def _same(graph: Graph, node: Node, spec: BinaryConv2d, target: str) -> bool:
-    """Whether the tensor and what is stored over it have one type."""
+    """Whether the residual and the stored result have the same type."""
     output = node.outputs[next(i for i, over in enumerate(aliases(spec)) if over >= 0)]
     return graph.types[output] == graph.types[target]

@@ -1,7 +1,7 @@
-"""Put the phases of a transposed convolution side by side, as bits, levels or numbers.
+"""Interleave the phases of a transposed convolution, as bits, levels or numbers.
 
-Channels come last in both forms, so that a pixel is a run of words: phases of one row are
-concatenated pixel by pixel, then rows of all phases row by row.
+Channels are the last axis in each form, so a pixel is a run of words. The phases of one row are
+concatenated along columns, then the rows of all phases along rows.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from bnncc.transform.physical import Physical, Planes
 
 
 def interleave(node: Node, physical: Physical) -> None:
-    """Make the result of a `transposed.INTERLEAVE` in the form its phases have.
+    """Build the result of a `transposed.INTERLEAVE` in the form that its phases have.
 
     Parameters
     ----------
     node : Node
-        What to do.
+        The node.
     """
     out, planes = node.outputs[0], [physical.planes.get(i) for i in node.inputs]
     levels = [physical.levels.get(i, {}).get("planes", []) for i in node.inputs]
@@ -70,7 +70,7 @@ def _joined(physical: Physical, parts: list[str], axis: int) -> str:
 
 
 def _cropped(physical: Physical, name: str, start: tuple[int, int], size: tuple[int, int]) -> str:
-    """Return the rows and columns from `start`."""
+    """Crop to `size` rows and columns from `start`."""
     kind = physical.graph.types[name]
     if start == (0, 0) and kind.shape[1:3] == size:
         return name

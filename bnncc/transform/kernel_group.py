@@ -1,4 +1,4 @@
-"""What becomes one kernel: an anchor, and the chain of graph nodes fused into it."""
+"""Contents of one kernel: an anchor, and the chain of graph nodes fused into it."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from bnncc.topi_binary.spec import (
 from bnncc.transform.physical import Physical
 
 NEAR = 1e-3
-"""Results may be off by this, if that is rounding of much larger terms."""
+"""Tolerated error where a sum is 0, relative to the terms that were rounded."""
 
 Anchor = BinaryConv2d | FewBitConv2d | Conv2d | Pool2d | Elementwise
 
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happens to the value of a group."""
+    """One operation on the value of a group."""
 
     kind: str
     """``apply`` (a node with constants), ``tensor`` (a node with another tensor), ``sign``,
-    ``levels``, ``store``, ``pool`` (max-pooling of a float convolution, once, after nothing but
-    ``apply``)."""
+    ``levels``, ``store``, ``pool`` (max-pooling of a float convolution: at most once, preceded by
+    ``apply`` only)."""
     tensor: str
-    """The logical tensor concerned: the result of a node, the sign's output, the one to store."""
+    """The logical tensor concerned: the result of the node, or the tensor to store."""
     node: Node | None = None
     """The graph node, if there is one."""
     layouts: tuple[str, ...] = ()
-    """For ``store``: the layouts wanted; for ``levels``: the forms, see `step.FORMS`."""
+    """For ``store``: the layouts required; for ``levels``: the forms, see `step.FORMS`."""
     operand: str = ""
-    """For ``tensor``: which input of the node is the group's value."""
+    """For ``tensor``: the input of the node that is the group's value."""
 
 
 @dataclass(eq=False)
 class Group:
-    """An anchor and what is fused into it."""
+    """An anchor and the operations fused into it."""
 
     spec: Anchor
     """Without steps."""
@@ -51,23 +51,22 @@ class Group:
     """Physical inputs of the anchor; the weight of a binary layer is packed at `realise`."""
     scale: np.ndarray
     offset: np.ndarray
-    """`scale`, `offset` (float64, shape (channels,)): the tip starts as ``scale * raw + offset``,
-    `raw` being the exact sum of a binary or few-bit layer, else the anchor's value."""
+    """`scale`, `offset` (float64, shape (channels,)): the value starts as ``scale * raw + offset``.
+    `raw` is the exact sum of a binary or few-bit layer, or the value of another anchor."""
     tip: str
-    """The logical tensor the value stands for at present."""
+    """The logical tensor that the current value is."""
     name: str
     covers: tuple[str, ...] = ()
     bits: np.ndarray | None = None
-    """bool: constant weights of a binary layer."""
+    """Constant weights of a binary layer, as bool."""
     rank: int = 4
-    """Of the logical tensors: 2 also where a convolution covers a whole image and gives rows."""
+    """Rank of the logical tensors; also 2 for a convolution over a whole image that gives rows."""
     pool: Pool2d | None = None
-    """What the event ``pool`` stands for."""
+    """The pooling of the event ``pool``."""
     top: int = 0
-    """For an anchor with integer accumulators: a bound of their magnitude."""
+    """For an anchor with an integer accumulator: a bound of its magnitude."""
     dot: tuple[int, np.ndarray] | None = None
-    """For such an anchor: ``(a, b)`` with ``a * acc + b`` what `raw` is, `b` by channel and
-    exact."""
+    """For such an anchor: ``(a, b)`` with ``raw == a * acc + b``, exact, `b` by channel."""
     step: int = 1
     first: np.ndarray | int = 0
     """`step`, `first`: for a binary layer: `raw` is ``step * dot + first``."""
@@ -80,7 +79,7 @@ class Group:
             self.top = 2 * self.spec.taps
 
     def negate(self, flip: np.ndarray) -> None:
-        """Store the weights of some channels of a binary layer negated."""
+        """Negate the stored weights of some channels of a binary layer."""
         if flip.any():
             assert self.bits is not None
             sign = np.where(flip, -1, 1)
@@ -95,35 +94,36 @@ class Group:
 
     @property
     def squeezed(self) -> bool:
-        """Whether the kernel makes images of one pixel for what are logically rows."""
+        """Whether the kernel computes images of one pixel for logical rows."""
         return self.rank == 2 and self.spec.output_rank == 4
 
 
 def _shows(merged: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    """Whether nothing is left of `offset` where a sum is 0, but what rounding makes of the terms.
+    """Return, by channel, whether merging constants loses too much of `offset` where a sum is 0.
 
-    Keeping them apart is a step more, two per cent of a small kernel, and an error of float32
-    relative to the terms is allowed: so it is done where they are beyond those of trained layers.
+    Keeping the constants apart costs another step, 2 % of the time of a small kernel, and an error
+    relative to the terms is allowed. So they are kept apart only if the terms are larger than those
+    of trained layers.
 
     Parameters
     ----------
     merged : ndarray of float64
-        What is added to `offset` in one constant, and taken away again with the sum.
+        Added to `offset` in one constant, and subtracted again with the sum.
     offset : ndarray of float64
-        What is right there.
+        The exact value where the sum is 0.
     """
     return np.asarray(2.0**-23 * np.abs(merged) > np.maximum(NEAR, np.abs(offset)))
 
 
 class Writer:
-    """Collects steps, their parameters and outputs; holds back affine operators to merge them.
+    """Collects steps, parameters and outputs; defers affine operators in order to merge them.
 
     Parameters
     ----------
     physical : Physical
-        Gets the parameters.
+        Receives the parameters.
     group : Group
-        Whose epilogue it is.
+        The group whose epilogue is written.
     """
 
     def __init__(self, physical: Physical, group: Group) -> None:
@@ -135,12 +135,12 @@ class Writer:
         self.dot = group.dot
 
     def _reset(self) -> None:
-        """Hold nothing back: the value is ``scale * (v + before) + offset``."""
+        """Clear the deferred operator ``scale * (v + before) + offset``."""
         channels = self.group.channels
         self.scale, self.offset, self.before = np.ones(channels), *np.zeros((2, channels))
 
     def affine(self, scale: np.ndarray, offset: np.ndarray) -> None:
-        """Hold back ``scale * v + offset``, by channel."""
+        """Defer ``scale * v + offset``, by channel."""
         if (np.abs(scale * self.scale) == 1).all() and not self.offset.any():
             self.scale = self.scale * scale
             self.before = self.before + offset * self.scale
@@ -148,23 +148,25 @@ class Writer:
             self.scale, self.offset = self.scale * scale, self.offset * scale + offset
 
     def normalised(self, mean: np.ndarray, scale: np.ndarray, beta: np.ndarray) -> None:
-        """Hold back ``scale * (v - mean) + beta``, by channel."""
+        """Defer ``scale * (v - mean) + beta``, by channel."""
         met = (mean != 0) & (mean == np.rint(mean)) & _shows(scale * mean, beta)
         if self.dot is None or not met.any():
             self.affine(scale, beta - mean * scale)
             return
-        # A sum may be its mean, exactly. Runtimes have `beta - mean * scale` as one constant: of
-        # `beta` that leaves what float32 has room for.
+        # A sum may equal its mean exactly. Other runtimes merge `beta - mean * scale` to one
+        # constant, which keeps only as much of `beta` as float32 can hold.
         merged = (mean * scale).astype(np.float32)
         left = (beta - merged).astype(np.float32).astype(np.float64) + merged
         self.affine(np.ones_like(mean), -mean)
         self.affine(scale, np.where(met & np.isfinite(left), left, beta))
 
     def flush(self) -> None:
-        """Write the affine operators held back, behind the dot product that an anchor owes.
+        """Write the deferred affine operators, after the conversion of the accumulator to a dot
+        product.
 
-        All are merged to one, but where what is exactly 0 before must stay 0: in channels that are
-        only scaled at last, and behind sums of integers where it would show, see `_shows`.
+        They become one step, except where a value that is exactly 0 must stay 0: in channels that
+        are only scaled at the end, and after sums of integers if the loss would be visible, see
+        `_shows`.
         """
         scale, offset, before = self.scale, self.offset, self.before
         dot, self.dot = self.dot, None
@@ -173,7 +175,7 @@ class Writer:
             shows = (offset.astype(np.float32) == 0) | (exact & _shows(scale * shift, offset))
             return bool(shows[shift != 0].any())
 
-        # A sum of integers may be just what is taken from it, if that is a whole number.
+        # A sum of integers may equal the constant subtracted from it only if that is an integer.
         whole = np.array(dot is not None) & (before == np.rint(before))
         if (np.abs(scale) == 1).all() or not matters(before, whole):
             offset, before = offset + scale * before, 0 * before
@@ -202,7 +204,7 @@ class Writer:
             self.inputs += [self.physical.vector(v, f"{self.group.tip}.{op}") for v in vectors]
 
     def step(self, step: Step, inputs: list[str], outputs: list[str]) -> None:
-        """Add a step, its parameters and what it makes."""
+        """Add a step, its parameters and its outputs."""
         self.steps.append(step)
         self.inputs += inputs
         self.outputs += outputs

@@ -1,4 +1,4 @@
-"""What each node is to `fuse`: the anchor of a kernel, glue, a move of bits, or neither."""
+"""Classify nodes for `fuse`: anchor of a kernel, elementwise, movement of bits, or other."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CONSTANT_OPS = {
     ROUND,
 }
 _VIEWS = {"Flatten", "Reshape", "Transpose"}
-"""What may stand between a rounding and the layers that it is for."""
+"""Operators that may lie between a rounding and the layers it applies to."""
 _RELAYOUTS: dict[tuple[int, ...], tuple[str, str]] = {
     (0, 3, 1, 2): ("NCHW", "NHWC"),
     (0, 2, 3, 1): ("NHWC", "NCHW"),
@@ -45,7 +45,7 @@ _RELAYOUTS: dict[tuple[int, ...], tuple[str, str]] = {
 
 
 class Kinds:
-    """Looks at nodes of the logical graph.
+    """Classifies nodes of the logical graph.
 
     Parameters
     ----------
@@ -64,24 +64,24 @@ class Kinds:
         self._consumers, self._producers = graph.consumers(), graph.producers()
 
     def kind(self, node: Node, routes: bool = True) -> str:
-        """Return which way `transform.fuse` treats `node`.
+        """Return how `transform.fuse` treats `node`.
 
         Parameters
         ----------
         node : Node
-            Of the graph.
+            A node of the graph.
         routes : bool, default True
-            Whether it may move levels.
+            Whether levels may be moved as planes.
 
         Returns
         -------
         str
             ``binary``, ``few-bit``, ``product``, ``conv``, ``dense``, ``pool``: anchors of kernels.
             ``glue``: elementwise. ``image``: bytes to float. ``image-bits``: bytes to bits.
-            ``route``: moves bits. ``level-route``: moves levels. ``relayout``: the same memory
-            under another layout. ``absent``: folded into the dense layers that read it.
-            ``interleave``: phases side by side. ``rounded``: what layers round for themselves.
-            ``generic``: left to TVM.
+            ``route``: moves bits. ``level-route``: moves levels. ``relayout``: the same memory in
+            another layout. ``absent``: folded into the dense layers that read it.
+            ``interleave``: interleaves phases. ``rounded``: a rounding done by the layers that read
+            it. ``generic``: left to TVM.
         """
         if node.op == "bnncc.BinaryConv":
             return "binary"
@@ -124,7 +124,7 @@ class Kinds:
         return "generic"
 
     def rounded(self, node: Node) -> bool:
-        """Whether data and weights of a convolution or dense layer are rounded, by option."""
+        """Whether an option rounds data and weights of a convolution or dense layer."""
         if node.op not in ("Conv", "Gemm", "MatMul") or int(node.attrs.get("group", 1)) != 1:
             return False
         name = node.inputs[0]
@@ -136,7 +136,7 @@ class Kinds:
         return weight is not None and bool((to_bfloat16(weight) == weight).all())
 
     def _for_rounding_layers(self, name: str) -> bool:
-        """Whether all that read a rounded tensor are layers that round it themselves."""
+        """Whether all readers of a rounded tensor are layers that round it themselves."""
         readers = self._consumers.get(name, [])
         return (
             name not in self.graph.outputs
@@ -150,10 +150,10 @@ class Kinds:
         )
 
     def zeros_matter(self, node: Node) -> bool:
-        """Whether a sign may look at an exact zero that the convolution `node` gives.
+        """Whether a sign may depend on an exact zero in the result of the convolution `node`.
 
-        Over an image of zeros a direct convolution gives exactly its bias. With no bias and nothing
-        added behind it, a sign would see the rounding errors of any other way to compute it.
+        Over a region of zeros, a direct convolution gives exactly its bias. If there is no bias and
+        nothing is added, a sign would see the rounding errors of any other method.
         """
         if not any(n.op == "bnncc.Sign" for n in self.graph.nodes):
             return False
@@ -174,7 +174,8 @@ class Kinds:
     def relayout(self, node: Node) -> tuple[str, str] | None:
         """Return the layouts in which operand and result of `node` are the same memory.
 
-        The NHWC form of a tensor and the file's form of its ``Transpose(0, 2, 3, 1)`` are one.
+        An NHWC tensor, for example, is the result of ``Transpose(0, 2, 3, 1)`` in the file's
+        layout.
         """
         if node.op != "Transpose" or len(self.graph.types[node.outputs[0]].shape) != 4:
             return None
@@ -182,7 +183,7 @@ class Kinds:
         return _RELAYOUTS.get(perm)
 
     def _image_ok(self, name: str) -> bool:
-        """Whether `name` is a float image or matrix that kernels work on."""
+        """Whether `name` is a float image or matrix that kernels can process."""
         kind = self.graph.types[name]
         return (
             kind.dtype == "float32"
@@ -210,7 +211,7 @@ class Kinds:
         return bias.size in (1, units) and (bias.ndim < 2 or bias.shape[0] == 1)
 
     def flattened_image(self, name: str) -> str | None:
-        """Return the image that `name` flattens, row by row."""
+        """Return the image that `name` flattens, with the same elements per row."""
         move = self._producers.get(name)
         if move is None or move.op not in ("Flatten", "Reshape") or not self._image_ok(name):
             return None
@@ -231,7 +232,7 @@ class Kinds:
         )
 
     def constant_glue(self, node: Node) -> str | None:
-        """Return the operand if `node` is elementwise with per-channel constants."""
+        """Return the data operand if `node` is elementwise with per-channel constants."""
         if node.op not in _CONSTANT_OPS:
             return None
         data = [i for i in node.inputs if i and i not in self.graph.constants]
@@ -242,7 +243,7 @@ class Kinds:
         return data[0] if fits else None
 
     def tensor_glue(self, node: Node) -> tuple[str, ...] | None:
-        """Return the operands that may be the running value, if `node` combines two tensors."""
+        """Return the operands that may be the group's value, if `node` combines two tensors."""
         if node.op == ADD_REPEATED:
             return (node.inputs[0],)
         if node.op not in _TENSOR_OPS or len(node.inputs) != 2 or node.inputs[0] == node.inputs[1]:
@@ -263,7 +264,7 @@ class Kinds:
         return None
 
     def pool_spec(self, node: Node) -> Pool2d | None:
-        """Return `node` as a pooling of an image in NHWC, if it is one that a kernel computes."""
+        """Return `node` as a pooling of an NHWC image; None if no kernel computes it."""
         a, data = node.attrs, node.inputs[0]
         if (
             len([o for o in node.outputs if o]) != 1

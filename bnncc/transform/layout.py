@@ -1,8 +1,8 @@
-"""Remove the transposes of channels-last graphs, as tf2onnx writes them around every Conv.
+"""Remove the transposes of channels-last graphs, such as tf2onnx writes around every Conv.
 
-*Last* transposes (batch, channels, ...) to (batch, ..., channels); *first* is its inverse. Last is
-pushed towards the outputs and first is pulled towards the inputs, so that pairs meet and vanish and
-what is left computes channels-first.
+A *last* transpose takes (batch, channels, ...) to (batch, ..., channels); *first* is its inverse.
+Last transposes are pushed towards the outputs and first ones pulled towards the inputs, so that
+pairs meet and cancel; what remains computes channels-first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _inverse(perm: list[int]) -> list[int]:
 
 
 def _permuted(graph: Graph, name: str, perm: list[int]) -> str:
-    """Return the constant `name`, made to broadcast at full rank, with its axes permuted."""
+    """Return the constant `name` at full rank (so that it broadcasts), with its axes permuted."""
     value = graph.constants[name]
     if value.size == 1:
         return name if value.ndim == 0 else graph.constant(value.reshape(()), name)
@@ -47,18 +47,18 @@ def _permuted(graph: Graph, name: str, perm: list[int]) -> str:
 def _moved(
     node: Node, graph: Graph, perm: list[int], source: Callable[[str], str | None]
 ) -> tuple[Node, list[int]] | None:
-    """Return the node on untransposed inputs, and the transpose its output then needs.
+    """Return the node on untransposed inputs, and the transpose that its output then needs.
 
     Parameters
     ----------
     node : Node
-        An operator on tensors that are `perm` of others.
+        An operator whose inputs are transposed by `perm`.
     graph : Graph
-        Gets new constants.
+        Receives new constants.
     perm : list of int
-        The transpose to take from inputs to outputs.
+        The transpose to move from inputs to outputs.
     source : callable
-        Gives the tensor that an input is `perm` of, or None if there is none.
+        Returns the tensor whose transpose an input is, or None.
     """
     rank = len(perm)
     attrs, axis = dict(node.attrs), node.attrs.get("axis", 0)
@@ -124,7 +124,7 @@ def _moved(
 
 
 def push_down(graph: Graph) -> bool:
-    """Push transposes to channels-last through operators that do not care.
+    """Push transposes to channels-last through operators that do not depend on the axis order.
 
     Conv -> Transpose(0,2,3,1) -> Sign -> ...   ->   Conv -> Sign -> Transpose(0,2,3,1) -> ...
     """
@@ -238,7 +238,7 @@ def pull_up(graph: Graph) -> bool:
 
 
 def reorder_flatten(graph: Graph) -> bool:
-    """Flatten channels-first, and permute what the dense layers after it hold instead.
+    """Flatten in channels-first order, and permute the weights of the dense layers after it.
 
     Transpose(0,2,3,1) -> Reshape(N, H*W*C) -> MatMul(W)  ->  Reshape(N, C*H*W) -> MatMul(W')
     """
@@ -277,9 +277,9 @@ def reorder_flatten(graph: Graph) -> bool:
 def _edits(
     start: str, order: Any, graph: Graph, readers: dict[str, list[Node]]
 ) -> list[tuple[Node, int, Any]] | None:
-    """Return the constants to permute so that column j of `start` may come from order[j]."""
+    """Return the constants to permute so that column j of `start` may come from ``order[j]``."""
     count = order.size
-    back = np.empty(count, np.int64)  # position in channels-last order of each new column
+    back = np.empty(count, np.int64)  # channels-last position of each new column
     back[order] = np.arange(count)
     edits: list[tuple[Node, int, Any]] = []
     pending, seen = [start], {start}
@@ -319,7 +319,7 @@ def _edits(
 
 
 def squeeze_transposes(graph: Graph) -> bool:
-    """Make a Transpose that only moves axes of size 1 a Reshape."""
+    """Replace a Transpose that only moves axes of size 1 by a Reshape."""
 
     def rule(node: Node, state: Walk) -> Result:
         if node.op != "Transpose":

@@ -1,4 +1,4 @@
-"""Turn products of weights by bits or levels to products of rows by weights.
+"""Rewrite products of weights by data as products of rows by weights, for bits and levels.
 
 before: s = bnncc.Sign(x); y = MatMul(W, s)                       x: [N, K, T], W constant [O, K]
 after:  t = Transpose(s); u = MatMul(t, W.T); y = Transpose(u)    t: [N, T, K]
@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 
 
 def turn_left_weights(graph: Graph) -> None:
-    """Put weights that are few-valued, as their data are, on the right, where layers look for them.
+    """Move few-valued weights from the left operand to the right, where layers expect them.
 
     Runs after `recognise_signs` and `recognise_quantizers`.
     """
@@ -51,7 +51,7 @@ def turn_left_weights(graph: Graph) -> None:
 
 
 def _matrix(name: str, graph: Graph) -> Array | None:
-    """Return a constant as a matrix, if it is one of a batch of one."""
+    """Return a constant as a matrix, if it is one or a batch of one."""
     weight = graph.constants.get(name)
     if weight is None or weight.ndim < 2 or weight.size != np.prod(weight.shape[-2:]):
         return None
@@ -59,7 +59,7 @@ def _matrix(name: str, graph: Graph) -> Array | None:
 
 
 def _of_one(node: Node, state: Walk) -> Result:
-    """Take the axes in front of a matrix of weights away."""
+    """Remove leading axes of size 1 from a weight matrix."""
     (data, name), graph = node.inputs, state.graph
     weight = _matrix(name, graph)
     if weight is None or graph.constants[name].ndim == 2 or len(graph.types[data].shape) < 2:
@@ -70,7 +70,7 @@ def _of_one(node: Node, state: Walk) -> Result:
 
 
 def _raised(node: Node, graph: Graph, missing: int) -> tuple[str, list[Node]]:
-    """Return what is to be computed, and what puts the axes in front of it that it lacks."""
+    """Return the name to compute, and the nodes that restore its missing leading axes."""
     out = node.outputs[0]
     if missing <= 0:
         return out, []
@@ -94,7 +94,7 @@ def _turned(node: Node, state: Walk) -> Result:
     nodes = [Node("Transpose", [data], [rows], perm, f"{node.name}.data")]
     decided = state.producer(data, "bnncc.Sign", LEVELS)
     by_channel = decided is not None and np.ndim(decided.attrs.get("thresholds", 0)) > 1
-    if decided is not None and len(decided.inputs) == 1 and not by_channel:  # packed once: as rows
+    if decided is not None and len(decided.inputs) == 1 and not by_channel:  # pack once, as rows
         (source,) = decided.inputs
         before = graph.fresh(f"{source}.turned")
         kind = tuple(shape[k] for k in perm["perm"]), graph.types[data].dtype

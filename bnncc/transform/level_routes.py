@@ -1,4 +1,4 @@
-"""Operators that move levels without looking at them, plane by plane.
+"""Data movement of levels, plane by plane on packed bits.
 
 before: a = Levels(x); p = Pad(a, 0); c = Flatten(p)
 after:  c = the planes of x, each padded by the bit it has in the level of 0
@@ -18,18 +18,18 @@ from bnncc.transform.physical import Physical, Planes
 from bnncc.transform.routes import Router, pool_spec
 
 ROUTED = MOVES | REMAPS | {"Concat", "bnncc.Interleave", "MaxPool", "Pad"}
-"""Operators that keep levels, or rename what they stand for."""
+"""Operators that move levels, or change the values that they stand for."""
 
 _BIT = sign_values(0.0, 1.0)
 
 
 class LevelRouter:
-    """Routes planes of levels through operators that move them.
+    """Applies data movement to planes of levels.
 
     Parameters
     ----------
     physical : Physical
-        The graph being built; it knows the lattices.
+        The graph under construction, with its lattices.
     """
 
     def __init__(self, physical: Physical) -> None:
@@ -38,12 +38,12 @@ class LevelRouter:
         self._parts: set[str] = set()
 
     def route(self, node: Node) -> bool:
-        """Append kernels for `node` if its inputs are there as planes.
+        """Append kernels for `node` if its inputs are available as planes.
 
         Parameters
         ----------
         node : Node
-            Its operator is one of `ROUTED`, its output few-valued.
+            Its operator is in `ROUTED` and its output is few-valued.
 
         Returns
         -------
@@ -64,13 +64,13 @@ class LevelRouter:
         return self._moved(node, data)
 
     def _followed(self, name: str) -> bool:
-        """Whether there are planes of `name`, or it is a part of a move of some."""
+        """Whether planes of `name` exist, or it is part of a movement of planes."""
         if "planes" in self.physical.levels.get(name, {}):
             return True
         return name in self.physical.postponed and name in self._parts
 
     def _moved(self, node: Node, data: list[str]) -> bool:
-        """Move each plane as if it were a tensor of signs."""
+        """Move each plane as a tensor of signs."""
         levels = self.physical.levels
         count = self.physical.lattices[data[0]].bits
         done = True

@@ -1,13 +1,13 @@
-"""From a `bnncc.Levels` node to the step of a kernel that finds and stores levels.
+"""Turn a `bnncc.Levels` node into the step of a kernel that computes and stores levels.
 
     before: y = FewBitConv(x); z = BatchNormalization(y); q = bnncc.Levels(z)
-    after:  k[c] = how many of thr[c] the accumulator reaches
+    after:  k[c] = number of thresholds thr[c] that the accumulator reaches
 
-Behind an anchor with integer accumulators and nothing but rising or falling functions, the level is
-a step function of one integer. Its thresholds are found by bisection, evaluating the model's own
-float32 nodes. Where one multiplication, addition and rounding of the accumulator gives the same
-levels, on both sides of every threshold, that is what the kernel does. Elsewhere it compares the
-float value with the thresholds of the quantizer.
+If only monotone functions lie between an integer accumulator and the levels, the level is a step
+function of the accumulator. Its thresholds are found by bisection, evaluating the model's own
+float32 nodes. If one multiplication, addition and rounding of the accumulator reproduces the levels
+on both sides of every threshold, the kernel does that. Otherwise it compares the float value with
+the thresholds of the quantizer.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from bnncc.transform.thresholds import evaluate_chain
 Array = np.ndarray[Any, Any]
 
 MAX_COMPARED = 15
-"""Levels that are found by as many comparisons; more by looking around a guess."""
+"""Up to this many levels, all thresholds are compared; above, those around an estimate."""
 
 MIN_SCALED = 4
-"""Levels from which a multiplication costs less than comparisons."""
+"""From this many levels on, a multiplication is cheaper than comparisons."""
 
 MAX_ROUNDED = 2.0**20
-"""Bounds within which adding and subtracting rounds, see `bnncc.topi_binary.algebra`."""
+"""Range in which adding and subtracting a constant rounds, see `bnncc.topi_binary.algebra`."""
 
 EXACT = 2**24
 """Accumulators below this are exact in float32."""
 
 _FAR = 2.0**24
-"""Biases of lines are within this: what they are added to has no more digits."""
+"""Bound of the bias of a line; larger ones would lose digits of the product."""
 
 _SMALLEST = np.float32(1e-45)
 
 
 class Chain:
-    """What the value of a group is, as a function of its integer accumulator.
+    """The value of a group as a function of its integer accumulator.
 
     Parameters
     ----------
     group : Group
-        Being realised.
+        The group being realised.
     graph : Graph
         The logical graph.
     """
@@ -69,7 +69,7 @@ class Chain:
         self.low, self.high = -group.top, group.top
 
     def follow(self, event: Event) -> None:
-        """Take in what happens to the value."""
+        """Apply an event to the function."""
         if event.kind in ("tensor", "pool"):
             self.pure = False
         elif event.kind == "apply" and event.node is not None:
@@ -78,14 +78,14 @@ class Chain:
             self.pure = self.pure and way is not None
 
     def at(self, acc: Array) -> Array:
-        """Return the values, shape (rows, channels), that accumulators of that shape lead to."""
+        """Return the values for accumulators, both of shape (rows, channels)."""
         a, b = self.group.dot or (1, np.zeros(1))
         value = ((a * acc + b) * self.scale + self.offset).astype(np.float32)
         shape = (*value.shape, *(1,) * (self.group.rank - 2))
         return evaluate_chain(self.graph, self.nodes, value.reshape(shape)).reshape(value.shape)
 
     def thresholds(self, limits: Array) -> tuple[Array, Array]:
-        """Return from which accumulators on `limits` are reached.
+        """Return the accumulators from which on `limits` are reached.
 
         Parameters
         ----------
@@ -95,7 +95,7 @@ class Chain:
         Returns
         -------
         thresholds : ndarray of int64, shape (count, channels)
-            Where it falls, of the accumulator's negative.
+            For a channel that falls, thresholds of the negated accumulator.
         falling : ndarray of bool, shape (channels,)
             Whether the value falls with the accumulator.
         """
@@ -108,14 +108,14 @@ class Chain:
 
 
 def write(event: Event, writer: Writer, chain: Chain) -> None:
-    """Write the step of a ``levels`` event and register what it makes.
+    """Write the step of a ``levels`` event and register its outputs.
 
     Parameters
     ----------
     event : Event
-        Its `layouts` are the forms wanted.
+        A ``levels`` event; `layouts` are the forms required.
     chain : Chain
-        Up to the event.
+        The value up to the event.
     """
     assert event.node is not None
     values, forms = np.asarray(event.node.attrs["values"], np.float32), event.layouts
@@ -164,7 +164,7 @@ def _rows(limits: Array, channels: int) -> Array:
 
 
 def _from_accumulator(base: Step, rows: Array, chain: Chain) -> tuple[Step, list[Array]] | None:
-    """Return the step on integers and its inputs; None if it would take too many comparisons."""
+    """Return the step on integers and its inputs; None if it would need too many comparisons."""
     found, falling = chain.thresholds(rows)
     if base.count >= MIN_SCALED and chain.high < EXACT:
         line = _line(found, falling, chain)
@@ -172,7 +172,7 @@ def _from_accumulator(base: Step, rows: Array, chain: Chain) -> tuple[Step, list
             return replace(base, way="acc-scale"), [pad_lanes(v) for v in line]
     if base.count > MAX_COMPARED:
         return None
-    # ~acc is -acc - 1: one less than the negative that thresholds are of.
+    # The step reads ~acc, which is -acc - 1: one less than the negated accumulator.
     wanted = found - falling
     lanes = np.stack([pad_lanes(row.astype(np.int32)) for row in wanted])
     if not falling.any():
@@ -181,11 +181,11 @@ def _from_accumulator(base: Step, rows: Array, chain: Chain) -> tuple[Step, list
 
 
 def _line(found: Array, falling: Array, chain: Chain) -> tuple[Array, Array] | None:
-    """Return scale and bias whose truncated result is the level of every accumulator."""
+    """Return scale and bias for which truncation gives the level of every accumulator, or None."""
     count = len(found)
     levels = np.arange(1, count + 1)[:, None]
     least, most = min(chain.low, -chain.high), max(chain.high, -chain.low)
-    # In terms of the (negated) accumulator: at `above` the level is reached, at `below` it is not.
+    # In terms of the (negated) accumulator: `above` reaches the level, `below` does not.
     always, never = found <= least, found > most
     above = np.where(never, np.nan, np.clip(found, least, most))
     below = np.where(always, np.nan, np.clip(found - 1.0, least, most))
@@ -197,13 +197,13 @@ def _line(found: Array, falling: Array, chain: Chain) -> tuple[Array, Array] | N
     steep = np.where(inner.any(axis=0) & (span <= 0), 1.0, steep)
 
     def room(scale: Array) -> tuple[Array, Array]:
-        """Return between which biases lines of `scale` are right."""
+        """Return the interval of biases for which a line with this scale is exact."""
         with np.errstate(all="ignore"):
             low = np.nanmax(np.where(np.isnan(above), -np.inf, levels - scale * above), axis=0)
             high = np.nanmin(np.where(np.isnan(below), np.inf, levels - scale * below), axis=0)
         return np.maximum(low, -_FAR), np.minimum(high, _FAR)
 
-    # The room is a concave function of the scale: thirds of a range close in on its maximum.
+    # The width of this interval is concave in the scale: ternary search finds its maximum.
     ends = [steep * 0.75, steep * 1.5]
     for _ in range(50):
         inside = [ends[0] + (ends[1] - ends[0]) * part for part in (1 / 3, 2 / 3)]
@@ -243,7 +243,7 @@ def _from_value(base: Step, limits: Array, rows: Array) -> tuple[Step, list[Arra
 
 
 def _rounding(limits: Array) -> Array | None:
-    """Return first and last of the whole numbers that thresholds are the ties of; None if not."""
+    """Return the first and last integer if thresholds are the ties between them; else None."""
     if limits.ndim > 1 or np.abs(limits).max() >= MAX_ROUNDED:
         return None
     first = np.float32(np.floor(limits[0]))
@@ -254,7 +254,7 @@ def _rounding(limits: Array) -> Array | None:
 
 
 def _guess(limits: Array) -> Array | None:
-    """Return the table of a search, if a straight line is never off by more than one level."""
+    """Return the table of a search, if a linear estimate is off by at most one level."""
     count = len(limits)
     span = np.float64(limits[-1]) - np.float64(limits[0])
     if not span > 0:
@@ -272,19 +272,19 @@ def _guess(limits: Array) -> Array | None:
 
 
 def sign(event: Event, writer: Writer, chain: Chain) -> bool:
-    """Write a sign behind a few-bit layer as a level of one bit.
+    """Write a sign after a few-bit layer as a level of one bit.
 
     Parameters
     ----------
     event : Event
-        A ``sign``.
+        A ``sign`` event.
     chain : Chain
-        Up to the event.
+        The value up to the event.
 
     Returns
     -------
     bool
-        False if it has to be written as other signs are.
+        False if it must be written like other signs.
     """
     node = event.node
     assert node is not None
@@ -305,7 +305,7 @@ def settle(
     event: Event, group: Group, physical: Physical,
     logical: Callable[[str, Group, Physical], str],
 ) -> None:  # fmt: skip
-    """Give what a ``levels`` event made the rank of the graph; its values become a float form."""
+    """Reshape outputs of a ``levels`` event to the graph's rank; numeric values become floats."""
     names = physical.levels[event.tensor]
     names = {f: [logical(name, group, physical) for name in made] for f, made in names.items()}
     value = names.pop("value", None)
@@ -320,14 +320,14 @@ def settle(
 def wanted_forms(
     graph: Graph, few: Collection[str], routed: Collection[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return in which forms each few-valued tensor is read.
+    """Return the forms in which each few-valued tensor is read.
 
     Parameters
     ----------
     few : collection of str
-        Its few-valued tensors, signs left out.
+        Few-valued tensors of the graph, except signs.
     routed : collection of str
-        Operators that keep planes as planes.
+        Operators that move planes.
 
     Returns
     -------

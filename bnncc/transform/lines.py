@@ -4,12 +4,12 @@
     after:  i = Unsqueeze(x); y = Conv(i, V); z = BatchNormalization(y); s = Sign(z)
                                                                        i: [N, C, 1, L]
 
-Kernels, packing and thresholds know images. Whatever lies between two one-dimensional convolutions
-or poolings and treats all places alike gets the unit axis too, so that no more views are left than
-there are edges of the region. Channels-last lines ([N, L, C], between transposes) get it in front
-of their places: what remains are transposes of images, which `layout` removes. Two-dimensional
-operators on images of height 1, with views to lines between them, are the same thing spelled out:
-those views vanish as well.
+Kernels, packing and thresholds expect images. Operators between 1-D convolutions or poolings that
+treat all positions alike get the unit axis too, so that views remain only at the edges of the
+region. For channels-last sequences ([N, L, C], between transposes) the unit axis is inserted before
+the positions; the remaining transposes of images are removed by `layout`. Two-dimensional operators
+on images of height 1, with reshapes to sequences in between, are handled likewise, and those
+reshapes disappear.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _WINDOWS = {"Conv", "ConvTranspose", "MaxPool", "AveragePool"}
 _SPATIAL = _WINDOWS | {"GlobalAveragePool", "GlobalMaxPool"}
 _VIEWS = {"Reshape", "Squeeze", "Unsqueeze"}
 _NEUTRAL = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 0}
-"""Attributes with one value for each axis of places, and what the unit axis gets."""
+"""Attributes with one value per spatial axis, and the value for the unit axis."""
 
 _BY_CHANNEL = {"BatchNormalization", MULTI_THRESHOLD}
-"""Operators whose parameters belong to axis 1."""
+"""Operators whose parameters apply to axis 1."""
 _SPREAD = ELEMENTWISE | _BY_CHANNEL | {QUANT, "Concat", "Pad", "Slice", "Split"}
-"""Operators that may be given a unit axis, whatever they do along the others."""
+"""Operators that accept an additional unit axis, whatever they do along the other axes."""
 
 _AFTER_CHANNELS = 2
 _BEFORE_PLACES = 1
@@ -40,7 +40,7 @@ _BEFORE_PLACES = 1
 def lift_lines(graph: Graph) -> None:
     """Rewrite the one-dimensional parts of `graph`.
 
-    Runs on the graph as loaded. Values are the same.
+    Runs on the graph as loaded. Values do not change.
     """
     where = _regions(graph)
     if where:
@@ -48,7 +48,7 @@ def lift_lines(graph: Graph) -> None:
 
 
 def _regions(graph: Graph) -> dict[str, int]:
-    """Return the tensors of rank 3 to lift, and where each gets its unit axis."""
+    """Return the tensors of rank 3 to lift, and the position of the unit axis in each."""
     where: dict[str, int] = {}
     for node in graph.nodes:
         if _rank(graph, node.outputs[0]) == 3 and node.op in _SPATIAL and _single(node):
@@ -74,7 +74,7 @@ def _rank(graph: Graph, name: str) -> int:
 
 
 def _of_image(node: Node, graph: Graph) -> tuple[str, int] | None:
-    """Return the line that a view takes from a spatial operator's image, or gives to one."""
+    """Return the sequence in a view from or to the image of a spatial operator, and its axis."""
     names = node.inputs[0], node.outputs[0]
     by_rank = {_rank(graph, name): name for name in names}
     if set(by_rank) != {3, 4} or by_rank[3] in graph.constants:
@@ -87,7 +87,7 @@ def _of_image(node: Node, graph: Graph) -> tuple[str, int] | None:
 
 
 def _meets_window(image: str, graph: Graph) -> bool:
-    """Whether a window slides over `image`, or made it, with nothing but moves and pads between."""
+    """Whether a window operator reads or makes `image`, with only moves and pads in between."""
     makers, readers = graph.producers(), graph.consumers()
     between = ("Transpose", "Pad", "Identity")
     name = image
@@ -108,7 +108,7 @@ def _meets_window(image: str, graph: Graph) -> bool:
 
 
 def _spread(node: Node, graph: Graph, where: dict[str, int]) -> None:
-    """Let the tensors of `node` have their unit axes at fitting places, as soon as one has."""
+    """Propagate the position of the unit axis from any tensor of `node` to its other tensors."""
     lines = _lines(node, graph)
     known = [name for name in lines if name in where]
     if not known:
@@ -141,7 +141,7 @@ def _spreads(node: Node, graph: Graph, axis: int) -> bool:
 
 
 class _Lifter:
-    """Rewrites nodes in order; `images` are the lifted tensors there are."""
+    """Rewrites nodes in order; `images` holds the tensors lifted so far."""
 
     def __init__(self, graph: Graph, where: dict[str, int]) -> None:
         self.graph, self.where = graph, where
@@ -173,11 +173,11 @@ class _Lifter:
         return False
 
     def _turn(self, node: Node) -> list[int]:
-        """Return the transpose of images that stands for one of lines."""
+        """Return the permutation of image axes that corresponds to one of a sequence."""
         return [0, 2, 3, 1] if self.where[node.inputs[0]] == _AFTER_CHANNELS else [0, 3, 1, 2]
 
     def _put(self, node: Node, replaced: dict[int, str], attrs: dict[str, object]) -> bool:
-        """Append `node` on images, and views of its results as lines."""
+        """Append `node` on images, and views of its results as sequences."""
         inputs = [
             replaced[k] if k in replaced else self._image(name) if name in self.where else name
             for k, name in enumerate(node.inputs)
@@ -214,13 +214,13 @@ class _Lifter:
         return {1: self.graph.constant(weight, name)}
 
     def _note(self, node: Node) -> None:
-        """Keep what a report says of a convolution: it stands in the file as it was."""
+        """Keep the original description of a convolution for the report."""
         if node.op in ("Conv", "ConvTranspose"):
             out, weight = (self.graph.types[n].shape for n in (node.outputs[0], node.inputs[1]))
             self.graph.in_file.setdefault(node.name, (node.op, out, weight))
 
     def _constants(self, node: Node, axis: int) -> dict[int, str]:
-        """Return the constants of `node` that know where axes are, with one more axis."""
+        """Return the constants of `node` that depend on axes, with the unit axis inserted."""
         constants, found = self.graph.constants, {}
         if node.op in _BY_CHANNEL:
             return {}
@@ -259,7 +259,7 @@ class _Lifter:
 
 
 def _moved(place: int, axis: int) -> int:
-    """Return where axis `place` of a line is in the image."""
+    """Return the axis of the image that axis `place` of a sequence becomes."""
     return place + (place >= axis)
 
 
@@ -268,7 +268,7 @@ def _axis_attrs(node: Node, axis: int) -> dict[str, object]:
 
 
 def _window_attrs(node: Node) -> dict[str, object]:
-    """Return the attributes of a sliding window with a window of one along the unit axis."""
+    """Return the attributes of a window operator, extended by 1 along the unit axis."""
     attrs: dict[str, object] = {}
     for key, neutral in _NEUTRAL.items():
         if node.attrs.get(key):

@@ -4,8 +4,8 @@
             b = Add(BatchNormalization(BinaryConv(s, w)), x)      y = Concat(a, b)
     after:  y = bnncc.AddRepeated(BatchNormalization(BinaryConv(s, [v, w])), x)
 
-One kernel reads the data once, writes whole rows, and takes in what follows the concatenation.
-Exact: every channel is computed as before.
+One kernel reads the data once, writes complete rows, and includes what follows the concatenation.
+Exact: each channel is computed as before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bnncc.recognise.lattice import sign_lattices
 from bnncc.topi_binary.layout import LANES
 
 ADD_REPEATED = "bnncc.AddRepeated"
-"""``y[c] = a[c] + b[c % channels of b]``; `b` is made before the binary convolution `a` is."""
+"""``y[c] = a[c] + b[c % channels of b]``; `b` is available before the convolution of `a` runs."""
 
 _MAX_CHAIN = 8
 
@@ -47,7 +47,7 @@ class _Merger:
         self.base: Node | None = None
 
     def merged(self, node: Node) -> list[Node] | None:
-        """Return what takes the place of a concatenation of siblings, or None."""
+        """Return the replacement of a concatenation of siblings, or None."""
         if node.op != "Concat":
             return None
         shape = self.graph.types[node.outputs[0]].shape
@@ -61,7 +61,7 @@ class _Merger:
         return self.nodes
 
     def siblings(self, names: Sequence[str], left: int) -> str:
-        """Append the nodes that make the concatenation of `names`; return its name, or nothing."""
+        """Append nodes that compute the concatenation of `names`; return its name, or ""."""
         nodes = [self.producers.get(name) for name in names]
         if left == 0 or len(set(names)) != len(names):
             return ""
@@ -102,7 +102,7 @@ class _Merger:
         return self._append(nodes, list(first.inputs), {**common, **parts}, covers)
 
     def _same_data(self, left: str, right: str) -> bool:
-        """Whether two tensors are one, or the same sign of one."""
+        """Whether two tensors are the same, or the same sign of the same tensor."""
         if left == right:
             return True
         a, b = self.producers.get(left), self.producers.get(right)
@@ -112,7 +112,7 @@ class _Merger:
         return plain and a.inputs == b.inputs and a.attrs == b.attrs
 
     def _constants(self, nodes: list[Node], left: int) -> str:
-        """Merge nodes with one constant per channel in every other input."""
+        """Merge nodes whose other inputs are constants with one element per channel."""
         graph = self.graph
         if any(n.attrs != nodes[0].attrs for n in nodes):
             return ""
@@ -138,7 +138,7 @@ class _Merger:
         return self._append(nodes, [below, *constants])
 
     def _add(self, nodes: list[Node], left: int) -> str:
-        """Merge additions of one tensor, or of constants."""
+        """Merge additions of the same tensor, or of constants."""
         graph = self.graph
         sides = [[i for i in n.inputs if i in graph.constants] for n in nodes]
         if all(len(side) == 1 for side in sides):
@@ -164,7 +164,7 @@ class _Merger:
         return int(self.graph.types[name].shape[1])
 
     def _above(self, name: str, below: str) -> bool:
-        """Whether `name` is what `below` is computed from."""
+        """Whether `below` is computed from `name`."""
         stack, seen = [below], set()
         while stack:
             at = stack.pop()

@@ -1,4 +1,4 @@
-"""Join what normalises rows, and gates of sigmoids, into one operator each."""
+"""Fuse normalizations of rows, softmax and sigmoid gates into one operator each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Readers = dict[str, list[Node]]
 
 
 def join_normalizations(graph: Graph) -> bool:
-    """Replace normalisations of float32 rows by one node each.
+    """Replace normalizations of float32 rows by one node each.
 
         m = ReduceMean(Mul(x, x)); y = Mul(Div(x, Sqrt(Add(m, e))), w)  ->  y = RowNorm(x, w)
         d = Sub(x, ReduceMean(x)); the same of d, then Add(y, b)        ->  y = RowNorm(x, w, b)
@@ -23,8 +23,8 @@ def join_normalizations(graph: Graph) -> bool:
 
     Notes
     -----
-    Squares are spelled by Mul or Pow, the root by Sqrt or by Pow with -0.5, and the division by Div
-    or by Mul with a Reciprocal. The sum of a row is in another order, as that of any ReduceMean.
+    Squares may be written as Mul or Pow, the root as Sqrt or Pow with -0.5, and the division as Div
+    or as Mul with a Reciprocal. The order of summation differs, as it may for any ReduceMean.
     """
     readers = graph.consumers()
 
@@ -41,7 +41,7 @@ def join_normalizations(graph: Graph) -> bool:
 
 
 def _normalised(node: Node, state: Walk, readers: Readers) -> Node | None:
-    """Return a node without scale or bias, or one for an operator of ONNX."""
+    """Return the fused node for a normalization without scale and bias, or for an ONNX operator."""
     made = node.outputs[:1]
     if node.op in ("LayerNormalization", "Softmax") and not any(node.outputs[1:]):
         rank = _rank(node.inputs[0], state)
@@ -65,7 +65,7 @@ def _normalised(node: Node, state: Walk, readers: Readers) -> Node | None:
 
 
 def _scaled(node: Node, state: Walk, readers: Readers) -> Node | None:
-    """Return a node that takes in the scale or the bias after it."""
+    """Return the fused node with the scale or bias that follows it."""
     place = {"Mul": 1, "Add": 2}.get(node.op, 0)
     for x, factor in _operands(node) if place else ():
         norm = state.producer(x, ROW_NORM)
@@ -87,7 +87,7 @@ def _scaled(node: Node, state: Walk, readers: Readers) -> Node | None:
 
 
 def _scores(name: str, state: Walk, readers: Readers) -> tuple[str, list[str], float]:
-    """Return what a softmax is of: a tensor, a mask that is added to it, and a factor before."""
+    """Return the operand of a softmax: a tensor, masks added to it, and its constant factor."""
     types = state.graph.types
     added = state.producer(name, "Add") if _alone(name, state, readers) else None
     for x, mask in _operands(added) if added is not None else ():
@@ -102,7 +102,7 @@ def _scores(name: str, state: Walk, readers: Readers) -> tuple[str, list[str], f
 
 
 def _factor(name: str, state: Walk, readers: Readers) -> tuple[str, float]:
-    """Return a tensor and a number whose product `name` is."""
+    """Return a tensor and a constant whose product `name` is."""
     node = state.producer(name, "Mul", "Div") if _alone(name, state, readers) else None
     for x, factor in _operands(node) if node is not None else ():
         value = state.scalar(factor)
@@ -112,7 +112,7 @@ def _factor(name: str, state: Walk, readers: Readers) -> tuple[str, float]:
 
 
 def _alone(name: str, state: Walk, readers: Readers) -> bool:
-    """Return whether one node reads `name`, and nothing else."""
+    """Return whether `name` has exactly one reader."""
     return len(readers.get(name, [])) == 1 and name not in state.graph.outputs
 
 
@@ -128,13 +128,13 @@ def _rank(name: str, state: Walk) -> int:
 
 
 def _width(name: str, state: Walk) -> int:
-    """Return the extent of the last axis, 0 if it is not known."""
+    """Return the extent of the last axis, or 0 if unknown."""
     shape: tuple[Any, ...] = state.graph.types[name].shape
     return int(shape[-1]) if shape and isinstance(shape[-1], int) else 0
 
 
 def _epsilon(op: str, x: str, other: str, state: Walk) -> float | None:
-    """Return the epsilon if `op` of `x` and `other` divides by the root of the mean square."""
+    """Return epsilon if `op` of `x` and `other` divides by the root of the mean square."""
     total = _root(op, other, state)
     added = state.producer(total, "Add")
     for mean, epsilon in _operands(added) if added is not None else ():
@@ -148,7 +148,7 @@ def _epsilon(op: str, x: str, other: str, state: Walk) -> float | None:
 
 
 def _root(op: str, name: str, state: Walk) -> str:
-    """Return that by whose root `op` with `name` divides; empty if there is none."""
+    """Return the tensor by whose root `op` with `name` divides, or ""."""
     if op == "Mul":
         power = state.producer(name, "Pow")
         if power is not None and state.scalar(power.inputs[1]) == -0.5:
@@ -164,7 +164,7 @@ def _root(op: str, name: str, state: Walk) -> str:
 
 
 def _mean(name: str, state: Walk) -> str:
-    """Return what a mean of rows is the mean of; empty if it is none."""
+    """Return the tensor whose row means `name` holds, or ""."""
     node = state.producer(name, "ReduceMean")
     if node is None or len(node.inputs) < 2 or not node.attrs.get("keepdims", 1):
         return ""

@@ -1,4 +1,4 @@
-"""The larger of two as a comparison: ArgMax of two, and numbers compared with their negatives."""
+"""Rewrite the ArgMax of two numbers, and comparisons of a number with its negative."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COMPARED = {
     ("ArgMin", False): "Less",
     ("ArgMin", True): "LessOrEqual",
 }
-"""Whether the second one is taken: where both are equal, the first one is, or the last one."""
+"""Comparison that selects the second number; on ties, the first or the last is selected."""
 
 
 def larger_of_two(node: Node, state: Walk) -> Result:
@@ -25,7 +25,7 @@ def larger_of_two(node: Node, state: Walk) -> Result:
     Returns
     -------
     list of Node or None
-        None if there are not two, or if it is what the network is asked for.
+        None if there are not two numbers, or the result is an output of the network.
     """
     graph = state.graph
     shape = graph.types[node.inputs[0]].shape
@@ -61,7 +61,7 @@ def larger_of_two(node: Node, state: Walk) -> Result:
 
 
 def _before_unsqueeze(name: str, axis: int, state: Walk) -> str | None:
-    """Return what `name` is with an axis of one element more, if that is how it was made."""
+    """Return the tensor from which `name` was made by inserting an axis of size 1, or None."""
     made = state.producer(name, "Unsqueeze", "Reshape")
     if made is None:
         return None

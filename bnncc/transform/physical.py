@@ -1,9 +1,9 @@
-"""The graph being built by `transform.fuse`: tensors in the forms that kernels read.
+"""The physical graph that `transform.fuse` builds: tensors in the forms that kernels read.
 
 A logical tensor of the ONNX graph can exist in several physical forms at once: float in the file's
 layout (``NCHW``, also used for every rank but 4), float ``NHWC``, and planes of bits. `Physical`
-knows which exist, makes missing ones, and appends kernel nodes; a `Form` says what a tensor of the
-physical graph stands for, and how it holds that.
+tracks the existing forms, creates missing ones, and appends kernel nodes. A `Form` tells which
+logical tensor a physical tensor holds, and how.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from bnncc.topi_binary.spec import BinaryConv2d, ConcatBits, Elementwise, SliceB
 from bnncc.topi_binary.step import Step
 
 Held = tuple[float, ...]
-"""What bits or levels stand for, by number."""
+"""The values that bits or levels stand for, in order."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a tensor of the physical graph holds a tensor of the logical one."""
+    """How a physical tensor holds a logical tensor."""
 
     tensor: str
     """The logical tensor."""
@@ -39,13 +39,13 @@ class Form:
     """``NCHW`` (also of every rank but 4), ``NHWC``: numbers; ``sign``, ``zero``: planes of bits;
     ``plane``, ``bytes``, ``pairs``, ``floats``: levels, as in `topi_binary.step.FORMS`."""
     values: Held = ()
-    """What bits 0 and 1, or levels 0, 1, ... stand for; for a zero plane the middle one."""
+    """Values of bits 0 and 1, or of levels 0, 1, ...; for a zero plane, the middle value."""
     number: int = 0
-    """Of a ``plane``."""
+    """Index of a ``plane``."""
 
 
 KERNEL = "bnncc.Kernel"
-"""Operator name of a fused kernel; its attribute ``spec`` says all."""
+"""Operator name of a fused kernel; its attribute ``spec`` defines it."""
 
 Line = tuple[float, float]
 """First value and step."""
@@ -53,7 +53,7 @@ Line = tuple[float, float]
 
 @dataclass(frozen=True)
 class Planes:
-    """A tensor as bits: the sign plane, the zero plane if there is one, and what the bits mean."""
+    """A tensor as bits: the sign plane, the zero plane if any, and the values of the bits."""
 
     sign: str
     zero: str | None
@@ -66,11 +66,11 @@ class Physical:
     Parameters
     ----------
     source : Graph
-        The logical graph; only its types, constants and names are read.
+        The logical graph; only types, constants and names are read.
     target : TargetSpec, optional
-        The machine; without one, weights are in the order that all targets read.
+        The target; without one, weights are in the order that all targets support.
     records : Recorded, optional
-        What measurements say of the orders of weights.
+        Tuning records, which may prefer other weight orders.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Physical:
         self.graph = Graph([], list(source.inputs), [], {}, {}, source.source, source.sign_zero)
         self.floats: dict[str, dict[str, str]] = {}
         self.unrounded: set[str] = set()
-        """Tensors whose forms are not rounded yet: those who read them do that."""
+        """Tensors whose forms are not rounded yet; their readers round them."""
         self.planes: dict[str, Planes] = {}
         self.levels: dict[str, dict[str, list[str]]] = {}
         self.lattices: dict[str, Lattice] = {}
@@ -101,13 +101,13 @@ class Physical:
         return shape[0], int(shape[1]), int(shape[2]), int(shape[3]), 4
 
     def available(self, name: str) -> bool:
-        """Whether `name` exists in some form."""
+        """Whether `name` exists in any form."""
         made = name in self.floats or name in self.planes or name in self.levels
         return made or name in self.source.constants or name in self.postponed
 
     def constant(self, value: np.ndarray, stem: str) -> str:
         """Add a constant and return its name; equal ones are shared."""
-        # A digest: weights as keys would be another copy of all.
+        # Key by digest: using the weights themselves would copy them all.
         content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)  # bfloat16 has no buffer
         digest = hashlib.sha256(content.data).digest()
         key = (value.dtype.str, value.shape, digest)
@@ -117,11 +117,11 @@ class Physical:
         return table[key]
 
     def vector(self, value: np.ndarray, stem: str, fill: float = 0) -> str:
-        """Add a per-channel vector padded to whole blocks."""
+        """Add a per-channel vector, padded to whole blocks."""
         return self.constant(pad_lanes(value, fill), stem)
 
     def ordered(self, spec: BinaryConv2d) -> BinaryConv2d:
-        """Return a whole binary layer with the order in which its weights are to be packed."""
+        """Return a binary layer with the order in which its weights will be packed."""
         if self.target is None or spec.per_image:
             return spec
         return with_weight_order(spec, self.target, self.records)
@@ -134,7 +134,7 @@ class Physical:
         name: str,
         covers: tuple[str, ...] = (),
     ) -> Node:
-        """Append a kernel; `outputs` are names for its results in order."""
+        """Append a kernel; `outputs` are the names of its results, in order."""
         for given, (shape, dtype) in zip(inputs, input_types(spec), strict=True):
             have = self.graph.types[given]
             if have.dtype != dtype or have.shape != tuple(shape):
@@ -153,14 +153,14 @@ class Physical:
         self.graph.nodes.append(node)
 
     def plain(self, node: Node, layout: str = "NCHW") -> None:
-        """Append a node of the logical graph as it is, on numbers.
+        """Append a node of the logical graph unchanged, on numbers.
 
         Parameters
         ----------
         node : Node
-            An operator of ONNX, or a sign where no kernel can make bits.
+            An ONNX operator, or a sign that no kernel can compute as bits.
         layout : str
-            Of its operands and results.
+            Layout of its operands and results.
         """
         inputs = [self.float(i, layout) if i else "" for i in node.inputs]
         types: list[TensorType] = []
@@ -181,11 +181,11 @@ class Physical:
         self.node(Node(op, inputs, outputs, dict(node.attrs), node.name, node.covers), types)
 
     def postpone(self, node: Node) -> None:
-        """Leave `node` out until somebody wants its results as numbers: as a rule, nobody will."""
+        """Defer `node` until its numeric result is requested, which usually never happens."""
         self.postponed.update({out: node for out in node.outputs if out})
 
     def fresh(self, stem: str, shape: tuple[Dim, ...], dtype: str) -> str:
-        """Return a new tensor name, typed."""
+        """Declare a tensor with a new name."""
         name = self.graph.fresh(stem)
         self.graph.types[name] = TensorType(shape, dtype)
         return name
@@ -193,12 +193,12 @@ class Physical:
     # ---- float forms ------------------------------------------------------------------------
 
     def layout_of(self, name: str) -> str:
-        """Return the layout a kernel reads `name` in: NHWC unless only the other exists."""
+        """Return the layout in which a kernel reads `name`: NHWC unless only the other exists."""
         forms = self.floats.get(name, {"NHWC": ""})
         return "NHWC" if "NHWC" in forms else next(iter(forms))
 
     def float(self, name: str, layout: str = "NCHW") -> str:
-        """Return the tensor that holds `name` in `layout`, making it if need be."""
+        """Return the tensor that holds `name` in `layout`, creating it if necessary."""
         if len(self.shape(name)) != 4:
             layout = "NCHW"
         forms = self.floats.get(name, {})
@@ -242,7 +242,7 @@ class Physical:
         return out
 
     def reshape(self, name: str, shape: tuple[Dim, ...]) -> str:
-        """Return `name` seen with another shape (same elements in the same order)."""
+        """Return a view of `name` with another shape (same elements in the same order)."""
         kind = self.graph.types[name]
         if kind.shape == shape:
             return name
@@ -251,10 +251,10 @@ class Physical:
         return out
 
     def bits_source(self, name: str) -> tuple[Elementwise, list[str], Line] | None:
-        """Return an anchor that reads the planes of `name`, without steps.
+        """Return an anchor without steps that reads the planes of `name`.
 
-        With (first, step): ``first + step * v`` is what the bits stand for, exactly. None if no
-        two numbers do that.
+        Also its inputs, and (first, step) such that a bit v stands for exactly ``first + step *
+        v``. None if no such pair exists.
         """
         planes = self.planes[name]
         value = planes.value
@@ -265,7 +265,7 @@ class Physical:
         inputs = [planes.sign] + ([planes.zero] if planes.zero else [])
         if value.bipolar:
             return spec, inputs, (0.0, value.hi)
-        if planes.zero is not None:  # the planes stand for -1, 0 and 1
+        if planes.zero is not None:  # three values: -1, 0 and 1
             middle = np.float32((value.lo + value.hi) / 2)
             step = np.float32(value.hi) - middle
             if (middle - step, middle + step) != (np.float32(value.lo), np.float32(value.hi)):
@@ -292,14 +292,14 @@ class Physical:
         return out
 
     def _line(self, line: Line, channels: int) -> list[str]:
-        """Return the inputs of the step ``affine`` that is the same for all channels."""
+        """Return the inputs of an ``affine`` step that is the same for all channels."""
         pairs = ((line[1], "unit"), (line[0], "first"))
         return [self.vector(np.full(channels, v, np.float32), what) for v, what in pairs]
 
     # ---- levels -----------------------------------------------------------------------------
 
     def level_form(self, name: str, form: str) -> list[str]:
-        """Return the tensors that hold the levels of `name` in a form of `step.FORMS`."""
+        """Return the tensors that hold the levels of `name` in one of `step.FORMS`."""
         known = self.lattices[name]
         forms = self.levels.setdefault(name, {})
         if form in forms:
@@ -307,7 +307,7 @@ class Physical:
         if known.signs:
             planes = self.bits(name)
             forms["planes"] = [planes.sign]
-            if known.count == 2:  # levels of -1, 0, +1; a kernel may have proved that 0 is not met
+            if known.count == 2:  # levels of -1, 0, +1; a kernel may have proved 0 impossible
                 zero = planes.zero or self.xor(planes.sign, planes.sign)
                 forms["planes"] = [zero, self.xor(planes.sign, zero)]
             if form in forms:
@@ -337,7 +337,7 @@ class Physical:
         return self._from_planes(name, layout, planes, self.lattices[name].values)
 
     def _from_planes(self, name: str, layout: str, planes: list[str], held: Held) -> str:
-        """Return as numbers what the planes of levels stand for."""
+        """Return the numeric values of planes of levels."""
         n, channels, height, width, rank = self.image(name)
         values, inputs = np.array(held, np.float32), list(planes)
         steps: tuple[Step, ...]
@@ -356,7 +356,7 @@ class Physical:
     # ---- planes -----------------------------------------------------------------------------
 
     def bits(self, name: str) -> Planes:
-        """Return the planes of the signs `name`, packing its float form if it has none."""
+        """Return the planes of the signs `name`, packing its float form if there are none."""
         if name not in self.planes:
             value = self.lattices[name]
             n, channels, height, width, rank = self.image(name)
@@ -379,7 +379,7 @@ class Physical:
         return self.planes[name]
 
     def pick(self, plane: str, name: str, index: tuple[int, ...]) -> str:
-        """Return a plane of the channels `index` of a plane of the logical tensor `name`."""
+        """Select the channels `index` of a plane of the logical tensor `name`."""
         n, channels, height, width, rank = self.image(name)
         if index == tuple(range(channels)) and len(index) == channels:
             return plane
@@ -392,7 +392,7 @@ class Physical:
         return out
 
     def concat(self, planes: list[str], names: list[str], out_name: str) -> str:
-        """Return the planes of the logical tensors `names`, one after the other."""
+        """Concatenate the planes of the logical tensors `names`."""
         n, _, height, width, rank = self.image(out_name)
         channels = tuple(self.image(i)[1] for i in names)
         out = self.graph.fresh(f"{out_name}.bits")
@@ -407,9 +407,9 @@ class Physical:
         return out
 
     def held_forms(self) -> dict[str, tuple[Form, ...]]:
-        """Return what the tensors of the graph, once complete, stand for of the logical ones.
+        """Return, for each tensor of the complete graph, the logical tensors that it holds.
 
-        One may stand for several, as where two comparisons of one tensor give the same bits.
+        There may be several, for example if two comparisons of one tensor give the same bits.
         """
         table: dict[str, list[Form]] = {}
 

@@ -1,4 +1,4 @@
-"""All passes in their order: from a model's graph to kernels."""
+"""The sequence of passes from a model's graph to its kernels."""
 
 from __future__ import annotations
 
@@ -42,32 +42,32 @@ from bnncc.transform.simplify import simplify
 
 @dataclass
 class Compilation:
-    """What passes know besides the graph, and what they find out."""
+    """Inputs of the passes besides the graph, and their findings."""
 
     options: CompileOptions
-    """What was asked."""
+    """The user's options."""
     target: TargetSpec
-    """The machine."""
+    """The target."""
     records: Recorded | None = None
-    """What measurements say of the orders of weights."""
+    """Tuning records, which may prefer other weight orders."""
     trace: Trace = field(default_factory=Trace)
-    """Takes the graph and the time after each pass."""
+    """Records the graph and the time after each pass."""
     rounded: Relaxed = field(default_factory=Relaxed)
-    """The layers that `--float-precision` rounds, in the graph already."""
+    """Layers that `--float-precision` has rounded in the graph before the passes."""
     layers: list[Layer] = field(default_factory=list)
     """How each convolution and dense layer is computed, for the report."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One step from the logical graph to the physical one."""
+    """One pass of the pipeline."""
 
     name: str
-    """In dumps and tables of times."""
+    """Name in dumps and timing tables."""
     run: Callable[[Graph, Compilation], object]
-    """Changes the graph in place, or returns the graph that takes its place."""
+    """Modifies the graph in place, or returns its replacement."""
     why: str
-    """What it is for."""
+    """Purpose, in a few words."""
 
 
 def _binarize(graph: Graph, made: Compilation) -> None:
@@ -132,11 +132,11 @@ PASSES = (
     ),
     Pass("in place", lambda g, c: store_in_place(g), "residuals are added where they lie"),
 )
-"""The passes, in order; docs/exactness.md says of each why it keeps what the model computes."""
+"""The passes, in order; docs/exactness.md explains why each preserves the model's results."""
 
 
 def rounded_layers(graph: Graph, options: CompileOptions, target: TargetSpec) -> Relaxed:
-    """Return which layers of a graph as loaded `--float-precision` rounds: those in float."""
+    """Return the float layers of a loaded graph that `--float-precision` rounds."""
     if options.float_precision == "float32":
         return Relaxed()
     found, whole = Compilation(options, target), copy_of(graph)
@@ -147,14 +147,14 @@ def rounded_layers(graph: Graph, options: CompileOptions, target: TargetSpec) ->
 
 
 def to_physical(graph: Graph, made: Compilation) -> Graph:
-    """Find the bits in a graph and group what is computed together into kernels.
+    """Find the binary and few-bit layers of a graph and fuse it into kernels.
 
     Parameters
     ----------
     graph : Graph
-        The logical graph, which is changed.
+        The logical graph; modified.
     made : Compilation
-        What was asked; gets what is found out.
+        Options and target; receives the findings.
     """
     for step in PASSES:
         with made.trace.timed(step.name):

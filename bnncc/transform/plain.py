@@ -1,11 +1,11 @@
-"""Write what no kernel took of our own operators in ONNX's, or leave it out.
+"""Replace internal operators that no kernel computes by ONNX operators, or drop them.
 
     before: y = bnncc.Quant(x, s, z, bits)    after: y = (Round(Clip(x / s + z)) - z) * s
     before: y = bnncc.MultiThreshold(x, T)    after: y = a * ReduceSum(Cast(x[..., None] >= T)) + b
     before: m = Mul(x, s); y = bnncc.Round(m)  after: y = Mul(x, s)
 
-Operator for operator this is what `bnncc.ir.quantizers` evaluates, so it is exact, in float32;
-without its rounding to half precision a number is as near to that as the type can say.
+The ONNX operators compute what `bnncc.ir.quantizers` evaluates, so the rewrite is exact in float32.
+A dropped rounding to half precision only makes the result more accurate.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from bnncc.ir.quantizers import MULTI_THRESHOLD, QUANT, integer_range, rounded
 
 
 def write_plain(graph: Graph) -> None:
-    """Replace internal quantizers of `graph` in place; drop roundings that decide on no integers.
+    """Replace internal quantizers of `graph` in place; drop roundings that affect no integers.
 
-    Sums of floats have no one way to be rounded: they are computed in float32, which is nearer to
-    what the model means. Where a decision on an exact sum depends on a rounding, it stays.
+    The rounding of a float sum depends on its order, so such sums stay in float32, which is closer
+    to what the model means. A rounding stays if a decision on an exact sum depends on it.
     """
     nodes: list[Node] = []
     producers = graph.producers()

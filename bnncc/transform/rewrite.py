@@ -1,4 +1,4 @@
-"""What rewriting passes share: one forward walk, aliases, and typed new nodes."""
+"""Infrastructure of rewriting passes: a forward walk, aliases, and typed new nodes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Walk:
     """State of a forward walk."""
 
     graph: Graph
-    """Under rewriting."""
+    """The graph being rewritten."""
     made: dict[str, Node] = field(default_factory=dict)
-    """Producers of the tensors seen so far."""
+    """Producers of the tensors visited so far."""
     alias: dict[str, str] = field(default_factory=dict)
     """Tensors replaced by others."""
 
@@ -35,7 +35,7 @@ class Walk:
         return value.reshape(-1)[0] if value is not None and value.size == 1 else None
 
     def producer(self, name: str, *ops: str) -> Node | None:
-        """Return the node that makes `name` if it is one of `ops`."""
+        """Return the node that makes `name` if its operator is in `ops`, or None."""
         node = self.made.get(name)
         return node if node is not None and node.op in ops else None
 
@@ -45,15 +45,15 @@ Rule = Callable[[Node, Walk], Result]
 
 
 def walk(graph: Graph, rule: Rule) -> bool:
-    """Apply `rule` to each node, inputs first.
+    """Apply `rule` to each node in topological order.
 
     Parameters
     ----------
     graph : Graph
-        Changed in place.
+        Modified in place.
     rule : callable
-        Returns None to keep the node, the name of a tensor that equals its only output, or nodes to
-        put in its place (typed by the walk).
+        Returns None to keep the node, the name of a tensor that equals its only output, or
+        replacement nodes (typed by the walk).
 
     Returns
     -------
@@ -94,7 +94,7 @@ def walk(graph: Graph, rule: Rule) -> bool:
 
 
 def alias_outputs(state: Walk, node: Node, other: Node) -> bool:
-    """Let `other`'s outputs stand for those of `node`; return whether that was possible."""
+    """Replace `node`'s outputs by those of `other`; return whether that was possible."""
     if any(o in state.graph.outputs for o in node.outputs):
         return False
     for mine, theirs in zip(node.outputs, other.outputs, strict=True):
@@ -105,7 +105,7 @@ def alias_outputs(state: Walk, node: Node, other: Node) -> bool:
 
 
 def settle_outputs(graph: Graph) -> None:
-    """Drop Identity nodes in front of graph outputs by renaming what they read."""
+    """Remove Identity nodes before graph outputs by renaming what they read."""
     made = graph.producers()
     rename: dict[str, str] = {}
     dropped: set[int] = set()

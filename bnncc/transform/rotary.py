@@ -1,4 +1,4 @@
-"""Join what turns pairs of values by an angle: rotary position embeddings."""
+"""Fuse rotary position embeddings, which rotate pairs of values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def join_rotations(graph: Graph) -> bool:
 
     Notes
     -----
-    Halves are spelled by Slice or by Split; tables of cosines and sines may be computed.
+    Halves may be taken by Slice or Split; tables of cosines and sines may be computed.
     """
 
     def rule(node: Node, state: Walk) -> Result:
@@ -39,7 +39,7 @@ def join_rotations(graph: Graph) -> bool:
 
 
 def _turned(name: str, state: Walk) -> str | None:
-    """Return x if `name` is its second half, negated, and its first one."""
+    """Return x if `name` is the concatenation of its negated second half and its first half."""
     joined = state.producer(name, "Concat")
     if joined is None or len(joined.inputs) != 2:
         return None
@@ -53,7 +53,7 @@ def _turned(name: str, state: Walk) -> str | None:
 
 
 def _half(name: str, state: Walk) -> tuple[str, int] | None:
-    """Return a tensor, and which half of its last axis `name` is."""
+    """Return a tensor and which half of its last axis (0 or 1) `name` is, or None."""
     node, types = state.producer(name, "Slice", "Split"), state.graph.types
     if node is None:
         return None

@@ -1,4 +1,4 @@
-"""Operators that move bits without looking at them, on packed words.
+"""Data movement of bits, on packed words.
 
 before: a = Sign(x); b = Sign(y); c = Concat(a, b); p = MaxPool(c)
 after:  c = concat_bits(a, b); p = bitwise_maxpool(c)
@@ -20,16 +20,16 @@ from bnncc.topi_binary.spec import BitwiseMaxPool, PadBits, ceil_extra
 from bnncc.transform.physical import Physical, Planes
 
 ROUTES = MOVES | REMAPS | {"MaxPool", "bnncc.BitPool", "Pad", "Concat"}
-"""Operators `Router` knows."""
+"""Operators that `Router` handles."""
 
 
 class Router:
-    """Routes planes of bits through operators that move them.
+    """Applies data movement to planes of bits.
 
     Parameters
     ----------
     physical : Physical
-        The graph being built.
+        The graph under construction.
     """
 
     def __init__(self, physical: Physical) -> None:
@@ -38,12 +38,12 @@ class Router:
         self._origin: dict[str, str] = {}
 
     def route(self, node: Node) -> bool:
-        """Append kernels for `node` if its inputs are there as planes.
+        """Append kernels for `node` if its inputs are available as planes.
 
         Parameters
         ----------
         node : Node
-            Its operator is one of `ROUTES`.
+            Its operator is in `ROUTES`.
 
         Returns
         -------
@@ -95,7 +95,7 @@ class Router:
         return done
 
     def _settle(self, out: str, origin: str, elements: np.ndarray) -> bool:
-        """Make the planes of `out`, if it holds whole channels of `origin`."""
+        """Create the planes of `out`, if it consists of whole channels of `origin`."""
         source = self.physical.shape(origin)
         shape = self.physical.shape(out)
         if len(shape) not in (2, 4) or len(source) not in (2, 4):
@@ -123,7 +123,7 @@ class Router:
         return True
 
     def _only_moves_follow(self, out: str) -> bool:
-        """Whether `out` may need no form of its own, as part of a channel shuffle, say."""
+        """Whether `out` may need no form of its own, e.g. inside a channel shuffle."""
         readers = [n for n in self.physical.source.nodes if out in n.inputs]
         return (
             out not in self.physical.source.outputs
@@ -193,7 +193,7 @@ class Router:
 
         sign = pooled(have.sign)
         zero = None
-        if have.zero is not None:  # positive = sign ^ zero, as zero is a part of sign
+        if have.zero is not None:  # positive = sign ^ zero, since zero bits are also set in sign
             positive = pooled(self.physical.xor(have.sign, have.zero))
             zero = self.physical.xor(sign, positive)
         self.physical.planes[node.outputs[0]] = Planes(sign, zero, have.value)
@@ -201,7 +201,7 @@ class Router:
 
 
 def pool_spec(node: Node, physical: Physical) -> BitwiseMaxPool:
-    """Return a max-pooling of an image as one of a plane of bits."""
+    """Return the max-pooling of an image as one of packed bits."""
     n, channels, height, width, _ = physical.image(node.inputs[0])
     out = physical.source.types[node.outputs[0]].shape
     a = node.attrs
@@ -220,21 +220,21 @@ def pool_spec(node: Node, physical: Physical) -> BitwiseMaxPool:
 def channel_index(
     node: Node, output: int, graph: Graph, maps: dict[str, np.ndarray]
 ) -> np.ndarray | None:
-    """Follow channels through an operator that only moves elements.
+    """Track channels through an operator that only moves elements.
 
     Parameters
     ----------
     node : Node
         Reshape, Transpose, Slice, Split, Gather, Squeeze, Unsqueeze or Flatten.
     output : int
-        Which of its outputs.
+        Index of the output.
     maps : dict of str to ndarray
-        For tensors on the way, the element numbers of the origin tensor (batch 1) they hold.
+        By tensor, the indices of the elements of the origin tensor (batch 1) that it holds.
 
     Returns
     -------
     ndarray or None
-        Element numbers of the output, or None if they cannot be followed.
+        Element indices of the output, or None if they cannot be tracked.
     """
     origin = maps.get(node.inputs[0])
     if origin is None:
@@ -252,24 +252,24 @@ def channel_index(
         args[1] = target
     try:
         return np.asarray(evaluate_node(node, args)[output])
-    except Exception:  # an operator form that does not make sense for batch 1
+    except Exception:  # a form of the operator that is invalid for batch 1
         return None
 
 
 def as_channel_map(elements: np.ndarray, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Read element numbers as a move of whole channels.
+    """Interpret element indices as a movement of whole channels.
 
     Parameters
     ----------
     elements : ndarray of int, shape (1, out_channels, height, width) or (1, out_channels)
-        Element numbers of the origin tensor.
+        Indices of elements of the origin tensor.
     shape : tuple of int
         Origin shape without the batch: ``(channels, height, width)`` or ``(channels,)``.
 
     Returns
     -------
     tuple of int or None
-        Origin channel of each output channel, or None if it is not such a move.
+        Origin channel of each output channel, or None if elements within channels are moved.
     """
     if elements.ndim != len(shape) + 1 or elements.shape[0] != 1 or elements.shape[2:] != shape[1:]:
         return None

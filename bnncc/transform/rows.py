@@ -1,4 +1,4 @@
-"""Work on rows: batches of matrices as one tall matrix.
+"""Flatten batches of matrices to one matrix of rows.
 
     before: s = bnncc.Sign(x); y = MatMul(s, W)                  x: [N, T, K], W constant [K, O]
     after:  r = Reshape(x); t = bnncc.Sign(r); u = MatMul(t, W); y = Reshape(u)      r: [N*T, K]
@@ -6,10 +6,10 @@
     before: y = MatMul(s, W); z = Div(y, r)                      r: [N, T, 1]
     after:  u = MatMul(t, W); v = Div(u, Reshape(r)); z = Reshape(v)
 
-Kernels work on images and on rows. A matrix product with constant weights and a decision, `Sign` or
-`Levels`, do the same to every row, however many axes lead to it. So do arithmetic operators beside
-them whose other operand is as large, or is one number for each row or for each channel. What has
-four axes counts as an image, unless such products alone read it.
+Kernels work on images and on rows. A matrix product with constant weights, and a decision (`Sign`
+or `Levels`), treat every row alike, however many leading axes there are. So do arithmetic operators
+next to them whose other operand has the same shape, or one number per row or per channel. A tensor
+of rank 4 counts as an image unless only such products read it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bnncc.recognise.lattice import decided_as_rows
 
 
 def flatten_rows(graph: Graph) -> None:
-    """Rewrite decisions and constant matrix products on tensors of more (or fewer) than two axes.
+    """Flatten decisions and products by constant matrices on tensors whose rank is not 2.
 
     Runs after `recognise_signs` and `recognise_quantizers`.
     """
@@ -55,7 +55,7 @@ def flatten_rows(graph: Graph) -> None:
         nodes.append(Node(node.op, inputs, [tall], node.attrs, node.name, node.covers))
         rows[out] = tall
         nodes.append(view(graph, tall, out, kind))
-    # Kernels take in operators whose other operand is there before them.
+    # Kernels can fuse operators whose other operand is computed before them.
     seen = [views[i] for i in graph.inputs if i in views]
     for node in nodes:
         seen += [node, *(views[o] for o in node.outputs if o in views)]
@@ -72,7 +72,7 @@ def _applies(node: Node, graph: Graph, consumers: dict[str, list[Node]]) -> bool
     if node.op not in ("bnncc.Sign", LEVELS) or not decided_as_rows(kind):
         return False
     if node.op == LEVELS and node.attrs["thresholds"].ndim > 1:
-        return False  # the second axis is that of channels
+        return False  # axis 1 is the channels
     if len(kind.shape) != 4:
         return len(kind.shape) != 2
     readers, out = consumers.get(node.outputs[0], []), node.outputs[0]
@@ -83,7 +83,7 @@ def _applies(node: Node, graph: Graph, consumers: dict[str, list[Node]]) -> bool
 def _beside(
     node: Node, graph: Graph, consumers: dict[str, list[Node]], rows: dict[str, str]
 ) -> bool:
-    """Whether a node of two numbers goes with a product before it, or a decision after it."""
+    """Whether a binary operator adjoins a product before it, or a decision after it."""
     kind = graph.types[node.outputs[0]]
     if (
         node.op not in ("Add", "Sub", "Mul", "Div")
@@ -108,6 +108,6 @@ def _beside(
 
 
 def _turned(name: str, graph: Graph) -> str:
-    """Return a constant of channels, or one number, beside rows."""
+    """Return a constant per channel, or a scalar, in the shape that broadcasts with rows."""
     value = graph.constants[name]
     return name if value.ndim < 3 else graph.constant(value.reshape(1, -1), name)

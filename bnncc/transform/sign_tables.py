@@ -1,4 +1,4 @@
-"""Which signs behind a binary layer become thresholds."""
+"""Select the signs after a binary layer that become thresholds."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from bnncc.transform.kernel_group import Group
 
 
 def plan(group: Group, graph: Graph) -> tuple[dict[str, tuple[th.Planes, np.ndarray]], np.ndarray]:
-    """Decide which signs become thresholds, and which channels' weights are stored negated.
+    """Select signs that become thresholds, and channels whose weights are stored negated.
 
     Parameters
     ----------
     group : Group
-        Complete.
+        A complete group.
 
     Returns
     -------
     tables : dict
-        By sign output: what it gives for every dot product, and the channels it inverts.
+        By sign output: its result for every dot product, and the channels it inverts.
     flip : ndarray of bool
-        The channels to negate.
+        Channels to negate.
     """
     flip = np.zeros(group.channels, bool)
     tables: dict[str, tuple[th.Planes, np.ndarray]] = {}
@@ -73,7 +73,7 @@ def plan(group: Group, graph: Graph) -> tuple[dict[str, tuple[th.Planes, np.ndar
 
 
 def fits(table: tuple[th.Planes, np.ndarray], compare: str, zero: bool, flip: np.ndarray) -> bool:
-    """Whether the wanted planes are steps that go up (down where weights are negated)."""
+    """Whether the planes rise in one step (fall where weights are negated)."""
     planes, mask = table
     wanted = [planes.gt if compare == "gt" else planes.ge] + ([planes.gt] if zero else [])
     if zero and mask.any():

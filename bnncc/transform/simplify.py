@@ -1,4 +1,4 @@
-"""Clean an imported graph so that later passes meet one spelling of each pattern."""
+"""Canonicalise an imported graph, so that later passes meet one form of each pattern."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MIRRORED = {
 
 
 def simplify(graph: Graph, trace: Trace | None = None) -> None:
-    """Rewrite the graph in place into its simplest equal form.
+    """Rewrite the graph in place into a simpler equivalent form.
 
         Identity, no-op Cast/Reshape/Transpose/Pad/...  ->  gone
         equal nodes                                     ->  one node
@@ -53,9 +53,9 @@ def simplify(graph: Graph, trace: Trace | None = None) -> None:
     Parameters
     ----------
     graph : Graph
-        As `bnncc.frontend.onnx.load` returns it.
+        As returned by `bnncc.frontend.onnx.load`.
     trace : Trace, optional
-        Takes times, and a warning if rewriting does not come to an end.
+        Records times, and a warning if rewriting does not terminate.
 
     Raises
     ------
@@ -64,9 +64,9 @@ def simplify(graph: Graph, trace: Trace | None = None) -> None:
 
     Notes
     -----
-    Values are preserved exactly for finite inputs, up to the sign of zero, but for two things: the
-    cancellation of straight-through residues leaves out a rounding (`transform.cancel`), and a
-    Gemm's `alpha` and `beta`, and a MatMul's bias, are applied before or after a rounding.
+    Values are preserved exactly for finite inputs, up to the sign of zero, with two exceptions:
+    cancelling straight-through residues omits a rounding (`transform.cancel`), and a Gemm's
+    `alpha` and `beta`, and a MatMul's bias, may be applied on the other side of a rounding.
     """
     trace = trace or Trace()
     lift_lines(graph)
@@ -88,7 +88,7 @@ def simplify(graph: Graph, trace: Trace | None = None) -> None:
 
 
 def _merge_constants(graph: Graph) -> None:
-    """Let equal constants be one."""
+    """Merge equal constants."""
     alike: dict[Any, list[str]] = {}
     for name, value in graph.constants.items():
         some = value[(0,) * (value.ndim - 1)] if value.size and value.ndim else value
@@ -145,7 +145,7 @@ def _common(graph: Graph) -> bool:
 
 
 def _local(node: Node, state: Walk) -> Result:
-    """Rewrite one node by what is known of it and of its inputs' producers."""
+    """Rewrite one node, given the producers of its inputs."""
     rule = _RULES.get(node.op)
     return rule(node, state) if rule else None
 
@@ -192,7 +192,7 @@ def _reshape(node: Node, state: Walk) -> Result:
 
 
 def transpose(node: Node, state: Walk) -> Result:
-    """Leave out a transpose that moves nothing, and let one behind another be one with it."""
+    """Remove a transpose that is the identity; merge consecutive transposes."""
     perm = node.attrs["perm"]
     if perm == list(range(len(perm))):
         return node.inputs[0]
@@ -219,7 +219,7 @@ def _single(node: Node, state: Walk) -> Result:
 
 
 def _neutral(value: int, sides: tuple[int, ...], node: Node, state: Walk) -> Result:
-    """Drop an operand whose elements all are the operator's neutral one."""
+    """Drop an operand that is the neutral element of the operator."""
     for side in sides:
         constant = state.value(node.inputs[side])
         other = node.inputs[1 - side]
@@ -263,7 +263,7 @@ def _not(node: Node, state: Walk) -> Result:
 
 
 def _compare(node: Node, state: Walk) -> Result:
-    """Put the constant on the right."""
+    """Move the constant of a comparison to the right."""
     a, b = node.inputs
     if (compared := with_negative(node, state)) is not None:
         return compared
@@ -285,7 +285,7 @@ def _where(node: Node, state: Walk) -> Result:
 
 
 def _bound(node: Node, state: Walk) -> Result:
-    """Make Max or Min with a scalar a Clip, and join Clips: Min(Max(x, lo), hi)."""
+    """Turn Max or Min with a scalar into Clip; merge with another: Min(Max(x, lo), hi)."""
     if len(node.inputs) == 1:
         return node.inputs[0]
     if len(node.inputs) != 2:
@@ -304,7 +304,7 @@ def _bound(node: Node, state: Walk) -> Result:
 
 
 def _clip(node: Node, state: Walk) -> Result:
-    """Join a Clip with the one before, and drop one without bounds."""
+    """Merge a Clip with the preceding one; drop a Clip without bounds."""
     bounds = [*node.inputs[1:], "", ""][:2]
     if not any(bounds):
         return node.inputs[0]
@@ -391,4 +391,4 @@ _REWRITES: tuple[tuple[str, Callable[[Graph], object]], ...] = (
     ("dense bias", dense_bias),
     ("prune", Graph.prune),
 )
-"""One round; each says whether it changed anything that calls for another."""
+"""Rewrites of one round; each returns whether it made a change that requires another round."""

@@ -1,4 +1,4 @@
-"""Start kernels of layers that are not plain: their specs, data and weights."""
+"""Start the kernels of few-bit, quantized, image and product layers: spec, data and weights."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def start_few_bit(node: Node, graph: Graph, physical: Physical) -> Group:
 def start_quantized(
     node: Node, graph: Graph, physical: Physical, method: Callable[[Conv2d], Conv2d]
 ) -> Group:
-    """Return the group of a `bnncc.QuantizedConv`; `method` says how products are computed."""
+    """Return the group of a `bnncc.QuantizedConv`; `method` selects how products are computed."""
     a, data = node.attrs, node.inputs[0]
     weight = graph.constants[node.inputs[1]]
     n, channels, height, width, _ = physical.image(data)
@@ -61,7 +61,7 @@ def start_quantized(
 
 
 def packed_weight(rows: np.ndarray, spec: Conv2d) -> np.ndarray:
-    """Store weights ``[units, kernel_h, kernel_w, channels]`` as a float kernel reads them."""
+    """Pack weights ``[units, kernel_h, kernel_w, channels]`` in the order a float kernel reads."""
     if spec.method != "direct":
         return filtering.pack_weight(rows, spec)
     if spec.operands != "float32":
@@ -70,7 +70,7 @@ def packed_weight(rows: np.ndarray, spec: Conv2d) -> np.ndarray:
 
 
 def start_image(node: Node, physical: Physical) -> Group:
-    """Return the group of a kernel that reads an image of bytes."""
+    """Return the group of a kernel that reads a uint8 image."""
     data = node.inputs[0]
     n, channels, height, width, rank = physical.image(data)
     layout = physical.layout_of(data)
@@ -81,14 +81,14 @@ def start_image(node: Node, physical: Physical) -> Group:
 
 
 def start_product(node: Node, physical: Physical) -> Group:
-    """Start the group of a `products.BINARY_PRODUCT`: its second operand becomes weights first.
+    """Return the group of a `products.BINARY_PRODUCT`; its second operand is converted to weights.
 
-    `physical`: the graph being built; gets what makes weights of the second operand.
+    The conversion is appended to `physical`, the graph under construction.
 
     Returns
     -------
     Group
-        A convolution of one image for each matrix.
+        A convolution with one image per matrix.
     """
     a = node.attrs
     left, right = (physical.bits(i) for i in node.inputs)
@@ -106,7 +106,7 @@ def start_product(node: Node, physical: Physical) -> Group:
 
 
 def _weights(physical: Physical, planes: Planes, spec: WeightsOfRows) -> list[str]:
-    """Return weights: sign plane, zero plane, start values."""
+    """Convert rows to weights; return the sign plane, the zero plane and the initial values."""
     shape: tuple[Dim, ...] = (spec.n, spec.rows, words(spec.channels))
     signs = [physical.graph.fresh(f"{planes.sign}.{k}") for k in ("weight", "start")]
     signs = signs[: 1 + spec.count]
@@ -122,28 +122,28 @@ def _weights(physical: Physical, planes: Planes, spec: WeightsOfRows) -> list[st
 def grouped_operands(
     spec: BinaryConv2d, planes: list[str], name: str, physical: Physical
 ) -> tuple[BinaryConv2d, list[str]]:
-    """Bring data into the form that the kernel of a layer in groups reads.
+    """Prepare data for the kernel of a grouped binary layer.
 
-    Small groups are computed in bit slices, on planes as they are (`topi_binary.sliced_data`);
-    where a group has more channels out than in, its channels are repeated. Everywhere else each
-    group is moved to words of its own.
+    Small groups are computed in bit slices, on the planes as they are (`topi_binary.sliced_data`);
+    if a group has more output than input channels, its channels are repeated. Otherwise each group
+    is moved to words of its own.
 
     Parameters
     ----------
     spec : BinaryConv2d
-        The layer, in any number of groups.
+        The layer, with any number of groups.
     planes : list of str
-        Its data: the sign plane, perhaps the zero plane.
+        Its data: the sign plane and, if any, the zero plane.
     name : str
-        The logical tensor that they are.
+        The logical tensor of these planes.
 
     Returns
     -------
     BinaryConv2d
-        With the channels that are read. The order of weights says whether in bit slices; which
-        other one it is, is decided when they are packed.
+        With the number of channels as read. The weight order tells whether bit slices are used;
+        any other order is decided when weights are packed.
     list of str
-        The planes to read.
+        Planes to read.
     """
     target = physical.target
     depth, made = spec.channels // spec.groups, spec.out_channels // spec.groups

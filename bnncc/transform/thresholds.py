@@ -3,9 +3,9 @@
     before: y = BinaryConv(x); z = BatchNormalization(y); b = bnncc.Sign(z)
     after:  b[c] = acc <= thr[c]
 
-The thresholds are found by evaluating the graph's own float32 expression on every value the dot
-product can take, never by a division formula, so there is no rounding doubt. The same table proves
-whether an exact zero can occur in front of the sign at all.
+Thresholds are found by evaluating the graph's own float32 expression on every value of the dot
+product, not by a division, so rounding is taken into account exactly. The same table shows whether
+an exact zero can occur before the sign.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True)
 class Planes:
-    """What a sign gives for every attainable dot product of every channel."""
+    """Result of a sign for every attainable dot product of every channel."""
 
     dots: np.ndarray
     """int64, shape (D,): attainable dot products, ascending."""
     ge: np.ndarray
     gt: np.ndarray
-    """`ge`, `gt` (bool, shape (D, channels)): whether the value in front of the sign is >= 0,
-    and whether it is > 0."""
+    """`ge`, `gt` (bool, shape (D, channels)): whether the value before the sign is >= 0, and
+    whether it is > 0."""
 
     @property
     def zero_attainable(self) -> bool:
-        """Whether the value in front of the sign can be exactly zero."""
+        """Whether the value before the sign can be exactly zero."""
         return bool((self.ge != self.gt).any())
 
 
 @dataclass(frozen=True)
 class Direction:
-    """Which way each channel's step goes with the dot product."""
+    """Direction of each channel's step as a function of the dot product."""
 
     up: np.ndarray
     down: np.ndarray
     """`up`, `down` (bool, shape (channels,)): neither is set for constant channels; both are set
-    where it is not a single step."""
+    if there is more than one step."""
 
     @property
     def single(self) -> bool:
-        """Whether every channel is one step or constant."""
+        """Whether every channel is a single step or constant."""
         return not bool((self.up & self.down).any())
 
 
 def attainable_dots(taps: int, *, any_parity: bool) -> np.ndarray:
-    """Return the values a dot product of `taps` signs can take.
+    """Return the attainable values of a dot product of `taps` signs.
 
     Parameters
     ----------
     taps : int
-        K.
+        Number of products, K.
     any_parity : bool
-        Whether taps may be missing (zero padding, zeros in the data, unipolar data).
+        Whether products may be missing (zero padding, zeros in the data, data in {0, 1}).
 
     Returns
     -------
@@ -95,7 +95,7 @@ def tabulate(
     dots : ndarray of int64
         From `attainable_dots`.
     rank : int
-        4 if the nodes work on images, 2 on rows.
+        4 for nodes on images, 2 on rows.
     lift : sequence of int or ndarray
         Step and first.
 
@@ -118,16 +118,16 @@ def tabulate(
 
 
 def evaluate_chain(graph: Graph, chain: Sequence[Node], value: np.ndarray) -> np.ndarray:
-    """Evaluate elementwise nodes, each reading the one before it and constants.
+    """Evaluate a chain of elementwise nodes with constant operands.
 
     Parameters
     ----------
     graph : Graph
         Holds the constants.
     chain : sequence of Node
-        In order; ``attrs`` are the file's.
+        In order.
     value : ndarray of float32
-        What the first node reads; any batch.
+        Input of the first node; any batch.
 
     Returns
     -------
@@ -144,7 +144,7 @@ def evaluate_chain(graph: Graph, chain: Sequence[Node], value: np.ndarray) -> np
 
 
 def direction(plane: np.ndarray) -> Direction:
-    """Find the direction of each channel's step.
+    """Return the direction of each channel's step.
 
     Parameters
     ----------
@@ -162,14 +162,14 @@ def direction(plane: np.ndarray) -> Direction:
 def thresholds(
     planes: Planes, plane: np.ndarray, flip: np.ndarray, dot_from_acc: tuple[int, int]
 ) -> np.ndarray:
-    """Return ``thr`` with ``bit = acc <= thr``.
+    """Return ``thr`` such that ``bit = acc <= thr``.
 
     Parameters
     ----------
     planes : Planes
         Table over all dot products.
     plane : ndarray of bool, shape (D, channels)
-        The wanted bit; one step per channel, going down where `flip` is set and up elsewhere.
+        The bit; one step per channel, falling where `flip` is set and rising elsewhere.
     flip : ndarray of bool, shape (channels,)
         Channels whose weights will be stored negated.
     dot_from_acc : tuple of int
@@ -178,7 +178,7 @@ def thresholds(
     Returns
     -------
     ndarray of int32, shape (channels,)
-        `ALWAYS` and `NEVER` for constant channels.
+        `ALWAYS` or `NEVER` for constant channels.
     """
     a, b = dot_from_acc
     seen = np.where(flip, -planes.dots[:, None], planes.dots[:, None])
