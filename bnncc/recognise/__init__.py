@@ -1,1 +1,1 @@
-"""What the user wrote, and what it is: signs, quantizers, binary and few-bit layers."""
+"""Recognition of signs, quantizers, and binary and few-bit layers in the model's graph."""

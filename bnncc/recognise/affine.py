@@ -1,4 +1,4 @@
-"""Per-channel functions with constants: what an epilogue can do without another tensor."""
+"""Per-channel functions with constants, which an epilogue can compute without another tensor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Affine = tuple[np.ndarray, np.ndarray]
 
 
 def channel_vector(value: np.ndarray, channels: int, rank: int) -> np.ndarray | None:
-    """Return a constant as one float64 per channel, if that is how it broadcasts.
+    """Return a constant as one float64 per channel, if it broadcasts along the channels only.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def channel_vector(value: np.ndarray, channels: int, rank: int) -> np.ndarray | 
 
 
 def centred_affine(node: Node, graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what a BatchNormalization takes away, what it scales by, and what it adds then."""
+    """Return what a BatchNormalization subtracts, multiplies by, and then adds, by channel."""
     gamma, beta, mean, var = (graph.constants[i].astype(np.float64) for i in node.inputs[1:5])
     return mean, gamma / np.sqrt(var + float(node.attrs.get("epsilon", 1e-5))), beta
 
@@ -55,7 +55,7 @@ def affine_of(node: Node, graph: Graph, channels: int, rank: int) -> Affine | No
         return None
     left = node.inputs[0] in graph.constants
     vector = channel_vector(graph.constants[node.inputs[0 if left else 1]], channels, rank)
-    if vector is None or not np.isfinite(vector).all():  # no order of its own may meet infinities
+    if vector is None or not np.isfinite(vector).all():  # reordering needs finite constants
         return None
     if node.op == "Add":
         return ones, vector
@@ -67,7 +67,7 @@ def affine_of(node: Node, graph: Graph, channels: int, rank: int) -> Affine | No
 
 
 def has_constant_form(node: Node, graph: Graph, channels: int, rank: int) -> bool:
-    """Whether `node` applies a per-channel function made of constants that a step can do."""
+    """Whether `node` is a per-channel function with constants that an epilogue step computes."""
     consts = [i in graph.constants for i in node.inputs[1:] if i]
     if node.op in ("Relu", "Neg", "LeakyRelu", ROUND):
         return True
@@ -86,27 +86,27 @@ def has_constant_form(node: Node, graph: Graph, channels: int, rank: int) -> boo
 
 
 MAX_CHAIN = 16
-"""Operators of a chain; a kernel takes in more than twice as many."""
+"""Maximum number of operators in a chain; a kernel can fuse more than twice as many."""
 
 
 def chain_above(
     graph: Graph, name: str, producers: dict[str, Node], stop: str, follows: Callable[[str], bool]
 ) -> tuple[Node, list[Node]] | None:
-    """Return what an image is computed from by per-channel functions with constants.
+    """Follow per-channel functions with constants upwards, to a node with operator `stop`.
 
     Parameters
     ----------
     name : str
         The image.
-    stop : str
+    The operator searched for.
         The operator looked for.
-    follows : callable
+    Whether a tensor, including `name`, may be part of the chain.
         Whether a tensor may be one of the chain, `name` included.
 
     Returns
     -------
     tuple or None
-        The node of that operator, and those behind it, in order.
+        That node, and the nodes after it, in order; None if there is no such chain.
     """
     chain: list[Node] = []
     while follows(name) and (node := producers.get(name)) is not None:

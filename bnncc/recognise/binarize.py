@@ -1,14 +1,14 @@
-"""Find the binary layers.
+"""Recognise binary layers.
 
     before: b = bnncc.Sign(x); p = Pad(b, 0); y = Conv(p, W)      W = s[o] * {-1, +1}
     after:  b = bnncc.Sign(x); y = bnncc.BinaryConv(b)            pads merged, bits and scale of W
 
-A Conv, Gemm or MatMul becomes `bnncc.BinaryConv` when its data is two-valued (see `lattice`) and
-every filter is one magnitude times signs. What is real in the data's values (their size, an
-offset) and in the weights (their scale, the bias) goes into the node's float64 ``scale`` and
-``bias`` per output channel: ``y = scale * (step * dot + first) + bias``, where integers ``step``
-and ``first`` are 1 and 0 for all but data of two values of different size. For every
-Conv/Gemm/MatMul of the file a `report.Layer` says how it is computed, and why.
+A Conv, Gemm or MatMul becomes `bnncc.BinaryConv` if its data take two values (see `lattice`) and
+every filter is one magnitude times signs. Real factors of the data's values (their size, an offset)
+and of the weights (their scale, the bias) go into the node's float64 ``scale`` and ``bias`` per
+output channel: ``y = scale * (step * dot + first) + bias``. The integers ``step`` and ``first`` are
+1 and 0 unless the two values differ in magnitude. For every Conv, Gemm and MatMul of the file, a
+`report.Layer` tells how it is computed, and why.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ _TRANSPOSED = (
 
 
 Slices = Callable[[int], bool]
-"""Says whether groups of so many channels are computed in bit slices."""
+"""Returns whether groups of the given number of channels are computed in bit slices."""
 
 
 def binarize(
     graph: Graph, choose: Choose | None = None, slices: Slices = lambda _: False
 ) -> list[Layer]:
-    """Rewrite binary and few-bit layers of `graph` and report on all.
+    """Rewrite the binary and few-bit layers of `graph` and describe all layers.
 
     Parameters
     ----------
     graph : Graph
-        After `recognise_signs` and `recognise_quantizers`; rewritten in place.
+        After `recognise_signs` and `recognise_quantizers`; modified in place.
     choose : callable, optional
-        Chooses how few-bit layers are computed, see `recognise.few_bit`; by default as planes.
+        Selects the method of few-bit layers, see `recognise.few_bit`; default: bit planes.
     slices : callable, optional
-        Says for a number of channels whether such groups are computed in bit slices, which leave no
-        bits of words empty; by default none are.
+        Returns whether groups of a number of channels are computed in bit slices, which waste no
+        bits of words; default: never.
 
     Returns
     -------
@@ -149,7 +149,7 @@ def _layer(
 
 
 def _filled(made: Node, slices: Slices) -> str:
-    """Say how much of its words a group of a grouped convolution uses; nothing if it is all."""
+    """Return a note on how much of its words a group uses, or "" if it fills them."""
     out_channels, *_, channels = made.attrs["bits"].shape
     held = words(channels) * WORD_BITS
     if channels == held:
@@ -168,7 +168,7 @@ def _weight_shape(node: Node, graph: Graph) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Look:
-    """What is known of a graph: lattices, sets of few values, and who makes what."""
+    """Facts about a graph: lattices, value sets of tensors, and producers."""
 
     graph: Graph
     known: dict[str, Lattice]
@@ -177,7 +177,7 @@ class _Look:
 
 
 def _try(node: Node, look: _Look, choose: Choose | None) -> list[Node] | tuple[str, str]:
-    """Return a layer of bits or levels and what follows it, or why it is none and the remedy."""
+    """Return a binary or few-bit layer and the nodes after it, or a reason and a remedy."""
     graph, producers = look.graph, look.producers
     if node.inputs[1] not in graph.constants:
         signs = {name: one for name, one in look.known.items() if one.signs}
@@ -208,14 +208,14 @@ def _try_binary(node: Node, look: _Look, filters: Array) -> list[Node] | tuple[s
 
 
 def _source(node: Node, look: _Look) -> str:
-    """Return what a layer reads, behind pads."""
+    """Return the tensor that a layer reads, before any pads."""
     if node.op != "Conv":
         return node.inputs[0]
     return padded_source(node, look.graph, look.producers)[0]
 
 
 def _why_real(node: Node, look: _Look) -> tuple[str, str] | None:
-    """Say why data of few values are no bits; None if they have many."""
+    """Return why few-valued data are not binary, with a remedy; None if they are not few-valued."""
     graph, producers = look.graph, look.producers
     name = _source(node, look)
     scaled = scaled_source(name, graph, producers)
@@ -237,7 +237,7 @@ def _why_real(node: Node, look: _Look) -> tuple[str, str] | None:
 
 
 def _divided(name: str, graph: Graph, producers: dict[str, Node]) -> tuple[str, str] | None:
-    """Say why what is divided by its own size is no sign; None if it is not."""
+    """Return why ``x / |x|`` is not taken for a sign; None if `name` is not such a quotient."""
     node = producers.get(name)
     if node is None or node.op != "Div":
         return None
@@ -266,7 +266,7 @@ def _divided(name: str, graph: Graph, producers: dict[str, Node]) -> tuple[str, 
 
 @dataclass(frozen=True)
 class _Data:
-    """The two-valued tensor a layer reads, and the padding merged into the layer."""
+    """A two-valued tensor that a layer reads, and the padding merged into the layer."""
 
     name: str
     value: Lattice
@@ -275,7 +275,7 @@ class _Data:
     image: tuple[int, int, int] | None = None
     """Channels, height and width if the layer reads a flattened image."""
     centered: bool = False
-    """Whether its bits are taken for signs around the middle of both values."""
+    """Whether the bits are treated as signs around the mean of the two values."""
 
 
 def _data(node: Node, look: _Look) -> _Data | tuple[str, str]:
@@ -339,11 +339,11 @@ def _conv(node: Node, data: _Data, bits: Array, attrs: dict[str, Any]) -> Node:
 
 
 def _make_centered(node: Node, graph: Graph, data: _Data, bits: Array, scale: Array) -> list[Node]:
-    """Return a layer whose data are ``center + half * s`` with signs s, padded by any number.
+    """Return a layer with data ``center + half * s``, s being signs, padded by any number.
 
-    ``sum(w * x)`` is ``half * sum(w * s) + center * sum(w)``, s being 0 outside the image. Where
-    the padding is not the center, a constant of each place makes up for it. If center, half and
-    padding are multiples of one unit, they are counted in it: then the sum stays an integer.
+    ``sum(w * x)`` is ``half * sum(w * s) + center * sum(w)``, with s = 0 outside the image. If the
+    padding is not `center`, a constant per output position corrects for it. If center, half and
+    padding are multiples of one unit, they are expressed in it, so that the sum stays an integer.
     """
     two, signs = data.value, 2.0 * bits - 1
     numbers = [two.lo, two.hi, data.pad_value if any(data.pads) else 0.0]
@@ -352,7 +352,7 @@ def _make_centered(node: Node, graph: Graph, data: _Data, bits: Array, scale: Ar
         whole = None
     (lo, hi, *among), unit = whole or (numbers, 1.0)
     pad = 2 * (among[0] if among else numbers[2] / unit)
-    center, half, unit = lo + hi, hi - lo, unit / 2  # so that the middle is whole, too
+    center, half, unit = lo + hi, hi - lo, unit / 2  # so that the center is an integer, too
     bias, sums = bias_of(node, graph, len(bits)), signs.reshape(len(bits), -1).sum(axis=1)
     attrs = {"pad_value": 0, "mode": "xor", "scale": scale * unit, "bias": bias}
     if whole is None:

@@ -1,7 +1,7 @@
-"""Padding by a number that the data of a layer do not hold: a constant of each place of the result.
+"""Padding by a value that the data never hold, corrected by a constant per output position.
 
 before: x = {-0.25, 0.75}; y = Conv(x, W), padded by 0
-after:  u = bnncc.BinaryConv(x), padded by nothing; y = Add(u, C)
+after:  u = bnncc.BinaryConv(x), without padding; y = Add(u, C)
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Array = np.ndarray
 def outside_sums(
     node: Node, weight: Array, pads: tuple[int, int, int, int], data: TensorType, kind: TensorType
 ) -> Array:
-    """Return the sums of the weights that lie outside the image.
+    """Return the sum of the weights that lie outside the image, for each output position.
 
     Parameters
     ----------
     node : Node
-        A Conv of known size.
+        A Conv with static sizes.
     weight : ndarray, shape (out_channels, channels / groups, height, width)
         Filters.
     pads : tuple of int
@@ -38,7 +38,7 @@ def outside_sums(
     inner = []
     for axis in (0, 1):
         span = (weight.shape[2 + axis] - 1) * dilations[axis] + 1
-        # A stride may leave rows at the end that no window reaches, of the padding or of the data.
+        # With a stride, the last rows of the padding or the data may not be reached by any window.
         inside = np.zeros((int(kind.shape[2 + axis]) - 1) * strides[axis] + span)
         inside[pads[axis] : pads[axis] + int(data.shape[2 + axis])] = 1
         inner.append(inside)
@@ -49,18 +49,18 @@ def outside_sums(
 
 
 def with_border(made: Node, graph: Graph, counted: Array | None, added: Array) -> list[Node]:
-    """Return a layer with constants of each place: in its sums, and in its result.
+    """Add constants per output position to a layer: to its integer sums, and to its result.
 
     Parameters
     ----------
     made : Node
-        Gives ``scale * sum + bias``; changed.
+        The layer, which computes ``scale * sum + bias``; modified.
     graph : Graph
-        Gets constants.
+        Receives the constants.
     counted : ndarray of integers, shape (1, out_channels, height, width), optional
-        Added to sums before they are scaled, so that what is 0 stays 0.
+        Added to sums before scaling, so that a sum that is exactly 0 stays 0.
     added : ndarray, shape (1, out_channels, height or 1, width or 1)
-        Added afterwards, in the place of the bias.
+        Added to the result, replacing the bias.
     """
     (out,), column = made.outputs, (1, -1, 1, 1)
     scale = np.asarray(made.attrs["scale"], np.float64)
@@ -70,7 +70,7 @@ def with_border(made: Node, graph: Graph, counted: Array | None, added: Array) -
         made.attrs["scale"] = np.ones_like(scale)
         steps = [("Add", counted), ("Mul", scale.reshape(column)), *steps]
     steps = [(op, v) for op, v in steps if op == "Mul" or v.any()]
-    if not steps:  # bias and border may cancel
+    if not steps:  # bias and correction may cancel
         return [made]
     names = [graph.fresh(f"{out}.inside") for _ in steps]
     for name in names:
@@ -86,27 +86,27 @@ def with_border(made: Node, graph: Graph, counted: Array | None, added: Array) -
 def constants_outside(
     outside: Array, sums: Array, inside_value: float, pad_value: float, *, whole: bool
 ) -> tuple[Array | None, Array]:
-    """Return what `with_border` needs where data are ``inside_value`` plus what a kernel counts.
+    """Return the arguments of `with_border` for data that are ``inside_value`` plus counted bits.
 
-    Windows that lie in nothing but padding get ``pad_value * sum(w)`` and not a last bit beside it:
-    a sign may follow.
+    Windows that lie entirely in the padding give exactly ``pad_value * sum(w)``, without rounding
+    error, because a sign may follow.
 
     Parameters
     ----------
     outside : ndarray, shape (1, out_channels, height, width)
-        As `outside_sums` returns them.
+        From `outside_sums`.
     sums : ndarray, shape (out_channels,)
-        Of all weights of each filter.
+        The sum of each filter.
     inside_value, pad_value : float
-        In the unit of the layer's sums.
+        In units of the layer's sums.
     whole : bool
-        Whether `inside_value` is an integer and the layer's sums have ``inside_value * sums`` in
-        them; else the result of the layer has no such part.
+        Whether `inside_value` is an integer and the layer's sums include ``inside_value * sums``;
+        otherwise the layer's result does not include that term.
 
     Returns
     -------
     tuple of (ndarray or None, ndarray)
-        ``counted``, and what is added afterwards but for scale and bias.
+        ``counted``, and ``added`` without scale and bias.
     """
     if not whole:
         inside = sums.reshape(1, -1, 1, 1) - outside

@@ -1,10 +1,10 @@
-"""Quantizers with a scale for each channel.
+"""Split per-channel scales off quantizers.
 
     before: y = bnncc.Quant(x, s[c], zero, bits)
     after:  a = Div(x, s[c]); k = bnncc.Quant(a, 1, zero, bits); y = Mul(k, s[c])
 
-Float32 gives the same numbers either way, and in the middle are levels. A depthwise layer may read
-those, because each of its sums has one scale; sums over several channels have none.
+Both forms give the same float32 numbers, but the second contains levels. A depthwise layer can read
+these, because each of its sums has a single scale; sums over several channels do not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bnncc.recognise.affine import channel_vector
 
 
 def split_channel_scales(graph: Graph) -> None:
-    """Take scales of channels out of quantizers of activations.
+    """Split the per-channel scales of activation quantizers into separate operators.
 
     Runs before `recognise_quantizers`.
     """
@@ -52,7 +52,7 @@ def _split(node: Node, graph: Graph) -> list[Node]:
 def scaled_source(
     name: str, graph: Graph, producers: dict[str, Node]
 ) -> tuple[str, np.ndarray] | None:
-    """Return what `name` is a multiple of, and the factor of each channel; None if it is not.
+    """Return the tensor and per-channel factors whose product `name` is, or None.
 
     Returns
     -------

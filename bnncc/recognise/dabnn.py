@@ -1,12 +1,12 @@
-"""daBNN's reading of a model, on request: convolutions with binary weights imply signs.
+"""Interpret a model as daBNN does, on request: convolutions with binary weights imply signs.
 
     before: p = Pad(x, -1); y = Conv(p, W)               W = s[o] * {-1, +1}
     after:  p = Pad(x, -1); s = Where(p > 0, 1, -1); y = Conv(s, W)
 
-daBNN's training recipe binarises activations in place, so that the exported graph has no sign: as
-ONNX, it is a float network. daBNN's converter takes each convolution whose weights are binary for a
-binary one, its data for ``x > 0``, and its padding by zeros for one by -1. Nothing in the file says
-so, and therefore bnncc does it only where the user has asked for it (``--assume dabnn``).
+daBNN's training recipe binarises activations in place, so the exported graph contains no sign: as
+ONNX, it is a float network. daBNN's converter treats each convolution with binary weights as
+binary, replaces its data by the signs ``x > 0``, and its zero padding by padding with -1. Since
+nothing in the file says so, bnncc does this only if asked (``--assume dabnn``).
 
 References
 ----------
@@ -40,7 +40,7 @@ def assume_dabnn(
     model: str | os.PathLike[str] | onnx.ModelProto,
     input_shapes: Mapping[str, Sequence[Dim]] | None = None,
 ) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """Write out what daBNN implies.
+    """Make the signs implied by daBNN's convention explicit.
 
     Parameters
     ----------
@@ -52,10 +52,10 @@ def assume_dabnn(
     Returns
     -------
     model : onnx.ModelProto
-        A copy with signs in front of the convolutions whose weights are binary, one magnitude times
-        signs for each filter, and with padding by -1.
+        A copy with signs before the convolutions whose filters are each one magnitude times signs,
+        and with padding by -1.
     assumed : dict of str to str
-        By such a convolution, what was done.
+        By name of such a convolution, a description of the change.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def assume_dabnn(
     for node in proto.graph.node:
         conv = found.get(node.output[0]) if node.output else None
         if conv is not None:
-            if not _MADE.fullmatch(node.input[0]):  # what was written out needs no second sign
+            if not _MADE.fullmatch(node.input[0]):  # inserted signs need no further sign
                 nodes += _signs(node, conv, proto.graph, version)
             how = ", padding by -1" if any(conv.attrs["pads"]) else ""
             assumed[conv.name] = f"takes the sign of its data{how} (--assume dabnn)"
@@ -94,7 +94,7 @@ def assume_dabnn(
 
 
 def _is_binary(node: Node, graph: Graph) -> bool:
-    """Whether daBNN takes a node for a binary convolution; single taps say nothing."""
+    """Whether daBNN treats a node as a binary convolution; filters of one weight do not count."""
     weight = graph.constants.get(node.inputs[1]) if node.op == "Conv" else None
     if weight is None or weight.ndim != 4 or weight[0].size < 2:
         return False
@@ -104,7 +104,7 @@ def _is_binary(node: Node, graph: Graph) -> bool:
 def _signs(
     node: onnx.NodeProto, conv: Node, graph: onnx.GraphProto, version: int
 ) -> list[onnx.NodeProto]:
-    """Return nodes for the data of `node`, a convolution, which reads them from now on."""
+    """Return nodes that binarise the data of the convolution `node`, and connect them to it."""
     stem, data = f"{node.output[0]}.dabnn", node.input[0]
 
     def stored(what: str, value: Array) -> str:

@@ -1,10 +1,10 @@
-"""Binary and few-bit layers of float64 networks: bits and exact sums inside, float64 around them.
+"""Binary and few-bit layers in float64 networks: exact integer sums, with float64 around them.
 
     before: y = Conv(t, W)                       t: float64 of few values
     after:  k = bnncc.Levels((t - t0) / step); a = bnncc.FewBitConv(k); y = s * Cast(a) + b
 
-`k` is the number of the value of `t`, `a` a sum of integers, both exact in float32. What is behind
-the sum is computed in float64, as are the decisions that `t` comes from.
+`k` is the index of the value of `t`, and `a` a sum of integers; both are exact in float32. All that
+follows the sum, and the decisions that produce `t`, are computed in float64.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DOUBLE = "float64"
 
 
 def number_doubles(graph: Graph, held: Mapping[str, Array]) -> dict[str, tuple[str, Array]]:
-    """Give the values of the float64 tensors that layers read numbers, where there are few.
+    """Add float32 tensors of value indices for the few-valued float64 tensors that layers read.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def number_doubles(graph: Graph, held: Mapping[str, Array]) -> dict[str, tuple[s
     Returns
     -------
     dict of str to tuple
-        By such tensor: the float32 tensor of numbers, and the values, evenly spaced.
+        By name of the float64 tensor: the tensor of indices, and the evenly spaced values.
     """
     producers = graph.producers()
     table: dict[str, tuple[str, Array]] = {}
@@ -58,7 +58,7 @@ def number_doubles(graph: Graph, held: Mapping[str, Array]) -> dict[str, tuple[s
 
 
 def _data_of(node: Node, graph: Graph, producers: dict[str, Node]) -> list[str]:
-    """Return the float64 tensors that may stand for a layer's data: those not padded, or flat."""
+    """Return the float64 tensors that may be a layer's data, before padding and flattening."""
     if node.op not in ("Conv", "Gemm", "MatMul") or node.inputs[1] not in graph.constants:
         return []
     name = node.inputs[0]
@@ -73,7 +73,7 @@ def _data_of(node: Node, graph: Graph, producers: dict[str, Node]) -> list[str]:
 
 
 def _numbered(name: str, values: Array, graph: Graph, label: str) -> tuple[str, list[Node]]:
-    """Return the tensor of the numbers of values, and the nodes that make it."""
+    """Return the tensor of value indices, and the nodes that compute it."""
     count, shape = len(values) - 1, graph.types[name].shape
     step = (values[-1] - values[0]) / count
     names = [graph.fresh(f"{name}.{what}") for what in ("from_first", "steps", "near", "number")]
@@ -92,7 +92,7 @@ def _numbered(name: str, values: Array, graph: Graph, label: str) -> tuple[str, 
 
 
 def meanings(numbered: Mapping[str, tuple[str, Array]]) -> dict[str, Lattice]:
-    """Return what numbered tensors hold, as `lattices` has it."""
+    """Return the values of the tensors of indices, in the form of `lattices`."""
     held = {name: tuple(map(float, values)) for name, (_, values) in numbered.items()}
     return {name: Lattice(values, signs=len(values) == 2) for name, values in held.items()}
 
@@ -100,21 +100,21 @@ def meanings(numbered: Mapping[str, tuple[str, Array]]) -> dict[str, Lattice]:
 def in_double(
     made: list[Node], graph: Graph, numbered: Mapping[str, tuple[str, Array]]
 ) -> list[Node] | tuple[str, str]:
-    """Return a layer whose sums are exact float32 integers, scaled and shifted in float64.
+    """Return a layer with exact float32 integer sums that are scaled and shifted in float64.
 
     Parameters
     ----------
     made : list of Node
-        A binary or few-bit layer of a float64 tensor, and what follows it.
+        A binary or few-bit layer of a float64 tensor, and the nodes after it.
     graph : Graph
-        Gets constants and types.
+        Receives constants and types.
     numbered : mapping of str to tuple
         From `number_doubles`.
 
     Returns
     -------
     list of Node, or tuple of str
-        Reason and remedy, if sums may be too large.
+        Reason and remedy, if sums may exceed the exact range.
     """
     layer, *rest = made
     a, (out,) = layer.attrs, layer.outputs

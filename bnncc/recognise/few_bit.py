@@ -1,13 +1,13 @@
-"""Find the few-bit layers.
+"""Recognise few-bit layers.
 
     before: x = bnncc.Levels(a); y = Conv(x, W)         W = s[o] * integers of 1 to 8 bits
     after:  x = bnncc.Levels(a); y = bnncc.FewBitConv(x)
 
 With data ``x = unit * (step * k + first)`` of level k and weights ``w = s * q``, ``y = s * unit *
-dot + bias`` with ``dot = step * acc + first * sum(q)`` and ``acc = sum(k * q)``, over all taps:
-those outside the image count as the level that stands for the padding. If that has a half (zero
-padding of signs), the accumulator counts twice. Step and first are integers if the data are
-multiples of one unit: then a product that is 0 is exactly that. Else first is a part of the bias.
+dot + bias``, where ``dot = step * acc + first * sum(q)`` and ``acc = sum(k * q)``, over all taps.
+Taps outside the image count as the level of the padding value. If that is a half-integer (zero
+padding of signs), the accumulator counts everything twice. Step and first are integers if the data
+are multiples of one unit, so a dot product of 0 is exact; otherwise first is part of the bias.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ from bnncc.topi_binary.spec import LEVEL_FORM, FewBitConv2d
 
 FEW_BIT_CONV = "bnncc.FewBitConv"
 """Operator of a few-bit layer. Attributes: ``spec`` (without steps), ``weight`` (int64
-``[out_channels, kernel_h, kernel_w, channels]``), ``outside`` (the level of padding), ``dot`` (a
-and b, exact, of ``dot = a * acc + b``, b by channel), ``scale`` and ``bias`` (float64, ``y = scale
-* dot + bias``), ``top`` (a bound of ``|acc|``), ``bits`` of data and weights, ``reason`` (why it
-is computed as it is) and ``remedy`` (what would make it binary) for the report."""
+``[out_channels, kernel_h, kernel_w, channels]``), ``outside`` (level of the padding), ``dot``
+(exact a and b such that ``dot = a * acc + b``, b by channel), ``scale`` and ``bias`` (float64, ``y
+= scale * dot + bias``), ``top`` (a bound of ``|acc|``), ``bits`` of data and weights, and for the
+report ``reason`` (of the method) and ``remedy`` (what would make the layer binary)."""
 
 MAX_ACCUMULATOR = 2**30
 
 MAX_MERGED = 16
-"""Groups that become one: more of them would be slower than float32."""
+"""Maximum number of groups merged into one; with more, float32 would be faster."""
 
 Choose = Callable[[Sequence[FewBitConv2d]], tuple[FewBitConv2d, str] | None]
-"""Chooses one of several specs of the same layer, and says why; None if none can run."""
+"""Selects one of several specs of a layer, with a reason; None if none can run."""
 
 
 def planes_only(candidates: Sequence[FewBitConv2d]) -> tuple[FewBitConv2d, str]:
-    """Choose the fewest planes.
+    """Select the spec with the fewest planes.
 
     Parameters
     ----------
     candidates : sequence of FewBitConv2d
-        All ways to compute a layer.
+        All ways to compute the layer.
 
     Returns
     -------
     tuple
-        The spec, and the reason in words.
+        The spec, and the reason for the report.
     """
     planes = [spec for spec in candidates if spec.form == "planes"]
     if not planes:
@@ -76,7 +76,7 @@ def attempt(
     producers: dict[str, Node],
     choose: Choose | None,
 ) -> list[Node] | tuple[str, str] | None:
-    """Return `node` as a few-bit layer and what follows it, or why it is none and the remedy.
+    """Return `node` as a few-bit layer with the nodes after it, or a reason and a remedy.
 
     Parameters
     ----------
@@ -87,12 +87,12 @@ def attempt(
     held : dict of str to Lattice
         From `lattices`.
     choose : callable or None
-        Chooses the method; by default `planes_only`.
+        Selects the method; default: `planes_only`.
 
     Returns
     -------
     list of Node, tuple of str, or None
-        None if neither data nor weights say that it should be one.
+        None if neither data nor weights suggest a few-bit layer.
     """
     image = None
     if node.op == "Conv":
@@ -142,7 +142,7 @@ def _padded_between(
     node: Node, graph: Graph, made: Node, found: Weights, known: Lattice,
     pads: tuple[int, int, int, int], pad_value: float,
 ) -> list[Node]:  # fmt: skip
-    """Return a layer that is padded by level 0, and a constant that makes the padding right."""
+    """Return a layer padded by level 0, and a constant that corrects for the padding value."""
     kinds = (graph.types[name] for name in (made.inputs[0], node.outputs[0]))
     outside = outside_sums(node, found.whole, pads, *kinds)
     sums = found.whole.reshape(found.whole.shape[0], -1).sum(axis=1)
@@ -156,14 +156,14 @@ def _padded_between(
 
 
 def _one_each(node: Node, multiple: tuple[str, np.ndarray], held: dict[str, Lattice]) -> bool:
-    """Whether what has a scale of each channel is levels, or signs of a group for each scale."""
+    """Whether each sum has a single scale, although the data have one per channel."""
     known = held.get(multiple[0])
     groups = int(node.attrs.get("group", 1))
     return known is not None and (not known.signs or groups == multiple[1].size)
 
 
 def _fills_words(image: tuple[int, int, int]) -> bool:
-    """Whether the pixels of an image fill enough of their words to be read as they are."""
+    """Whether pixels of an image fill enough of their words to be read without repacking."""
     channels, height, width = image
     return channels >= WORD_BITS // 2 or height * width == 1
 
@@ -191,7 +191,7 @@ def _candidates(
             continue
         bits = found.bits if method == "xor" else found.complement_bits
         if method == "packed":
-            signs = found.odd and found.bits == 1 and together == 1  # no 0 between groups
+            signs = found.odd and found.bits == 1 and together == 1  # merged groups need weights 0
             bits = 1 if signs else max(bits, 2)
         specs.append(
             FewBitConv2d(
@@ -210,9 +210,9 @@ def _candidates(
 
 
 def _together(method: str, groups: int, channels: int, out_channels: int) -> int:
-    """Return how many neighbouring groups become one, with weights of 0 between them; 0 if none.
+    """Return how many adjacent groups are merged, with weights of 0 between them; 0 if impossible.
 
-    Groups must fill words of data and vectors of outputs, or be single channels, stored as floats.
+    Groups must fill words of data and vectors of outputs, or be single channels stored as floats.
     """
     if groups == channels == out_channels and method == "floats":
         return 1
@@ -221,13 +221,13 @@ def _together(method: str, groups: int, channels: int, out_channels: int) -> int
         data, made = channels * count // groups, out_channels * count // groups
         fills = data % unit == 0 and made % LANES == 0
         if groups % count == 0 and (count == groups or fills):
-            # Signs have no 0.
+            # Signs cannot represent 0.
             return count if count == 1 or method != "xor" else 0
     return 0
 
 
 def _joined(weight: np.ndarray, groups: int, joined: int) -> np.ndarray:
-    """Return weights of `groups` as those of `joined` wider ones: blocks on a diagonal."""
+    """Merge weights of `groups` into `joined` wider groups: blocks on a diagonal."""
     count = groups // joined
     if count == 1:
         return weight
@@ -239,13 +239,13 @@ def _joined(weight: np.ndarray, groups: int, joined: int) -> np.ndarray:
 
 
 def _bound(known: Lattice, whole: np.ndarray, doubled: bool) -> int:
-    """Return a bound of the accumulator, and of what it is before start values are added."""
+    """Return a bound of the accumulator, with and without start values."""
     total = int(np.abs(whole).reshape(whole.shape[0], -1).sum(axis=1).max())
     return (2 if doubled else 1) * 2 ** (known.bits + 1) * total
 
 
 def _multiples(known: Lattice, top: int) -> tuple[int, int, float] | None:
-    """Return `as_multiples` of levels if sums of up to `top` levels can be counted in that unit."""
+    """Return `as_multiples` of the levels, if sums of up to `top` levels are exact in that unit."""
     found = as_multiples(known.values)
     return found if found is not None and top * abs(found[1]) < MAX_FLOAT else None
 
@@ -283,5 +283,5 @@ def _made(
 
 
 def starts_of(node: Node) -> np.ndarray:
-    """Return the start values of a few-bit layer."""
+    """Return the initial values of a few-bit layer's accumulator."""
     return start_values(node.attrs["weight"], node.attrs["spec"], node.attrs["outside"])

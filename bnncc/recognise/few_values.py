@@ -1,11 +1,11 @@
-"""Tensors of few values of any origin: what they can hold, and reading them as signs or levels.
+"""Find tensors that take few values, whatever their origin, and read them as signs or levels.
 
     before: i = ArgMax(...); t = Gather([0, 2, 3], i); y = Conv(t, W)
     after:  i = ArgMax(...); t = Gather([0, 2, 3], i); l = bnncc.Levels(t); y = Conv(l, W)
 
-Sets of values are followed through operators by evaluating these on all combinations. Where a layer
-reads a float32 tensor of few values that no sign or quantizer made, evenly spaced but for some that
-do not occur, another decision gives the same numbers again, and bits for the layer.
+Sets of values are propagated through operators by evaluating these on all combinations. If a layer
+reads a float32 tensor of few, evenly spaced values (some may be missing) that no sign or quantizer
+produced, an additional decision that returns the same numbers gives the layer bits to read.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _LARGEST_CONSTANT = 1 << 16
 _BOOLEAN = {*COMPARE, "IsNaN", "IsInf", "Not", "And", "Or", "Xor"}
 _ROUNDINGS = {"Round", "Floor", "Ceil"}
 _ROUNDED = 1e-5
-"""Part of a bound by which rounding may move what it bounds, and more."""
+"""Relative margin that covers the rounding of a bound."""
 
 _LAYERS = {"Conv", "Gemm", "MatMul"}
 
 
 def few_values(graph: Graph) -> dict[str, Array]:
-    """Return which tensors of a graph in normal form hold few values, and which.
+    """Return the tensors of a canonical graph that take few values, with these values.
 
     Returns
     -------
     dict of str to ndarray
-        Of each such tensor, all that it can hold, ascending, at most `MAX_FILLED`.
+        By tensor, all values it can take, ascending, at most `MAX_FILLED`.
     """
     table: dict[str, Array] = {}
     producers = graph.producers()
@@ -105,7 +105,7 @@ def _held(
 
 
 def _rounded(node: Node, graph: Graph, producers: dict[str, Node]) -> Array | None:
-    """Return the integers that a number between bounds is rounded to, or one more at the ends."""
+    """Return the integers that a bounded number rounds to, including one more at each end."""
     dtype = graph.types[node.inputs[0]].dtype
     bounds = np.array(interval(node.inputs[0], graph, producers))
     if dtype not in ("float32", "float64") or not np.isfinite(bounds).all():
@@ -116,7 +116,7 @@ def _rounded(node: Node, graph: Graph, producers: dict[str, Node]) -> Array | No
 
 
 def _remainders(node: Node, graph: Graph) -> Array | None:
-    """Return what is left of integers of any size, divided or masked by a constant."""
+    """Return the possible remainders of integers divided or masked by a constant."""
     value = graph.constants.get(node.inputs[1])
     if value is None or value.size != 1:
         return None
@@ -140,7 +140,7 @@ def _of(name: str, graph: Graph, table: dict[str, Array]) -> Array | None:
 
 
 def _few(value: Array) -> Array | None:
-    """Return what a constant holds, if that is not much."""
+    """Return the distinct values of a constant, if they are few."""
     if not 0 < value.size <= _LARGEST_CONSTANT:
         return None
     held = np.unique(value)
@@ -148,7 +148,7 @@ def _few(value: Array) -> Array | None:
 
 
 def _combined(node: Node, graph: Graph, table: dict[str, Array]) -> Array | None:
-    """Return what an operator gives for all combinations of what its operands hold."""
+    """Return the results of an operator for all combinations of its operands' values."""
     names = list(dict.fromkeys(i for i in node.inputs if i))
     whole = node.inputs[0] if node.op == "Gather" else ""
     if whole and (whole not in graph.constants or graph.constants[whole].ndim != 1):
@@ -175,7 +175,7 @@ def _combined(node: Node, graph: Graph, table: dict[str, Array]) -> Array | None
 
 
 def read_again(graph: Graph) -> None:
-    """Let layers read tensors of few values as signs or levels.
+    """Insert signs or levels before layers that read few-valued tensors.
 
     Runs after `recognise_quantizers`.
     """
@@ -205,7 +205,7 @@ def read_again(graph: Graph) -> None:
 
 
 def _counted(node: Node, graph: Graph) -> bool:
-    """Whether the weights of a layer are such that data of few values make it one of bits."""
+    """Whether the weights of a layer make it binary or few-bit if its data take few values."""
     filters = filters_of(node, graph.constants[node.inputs[1]])
     if isinstance(filters, tuple):
         return False
@@ -219,7 +219,7 @@ def _first_usable(
     full: dict[str, Array | None],
     known: set[str],
 ) -> str | None:
-    """Return the first tensor on the way to a layer that can be read again, if none is known."""
+    """Return the first tensor before a layer that can become levels, unless one is already."""
     found = None
     while name in full and name not in known:
         kind, values = graph.types[name], full[name]

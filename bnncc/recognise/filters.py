@@ -1,4 +1,4 @@
-"""How filters are small numbers: signs, two values, or multiples of a scale of each filter."""
+"""Decompose filters into small integers: signs, two values, or multiples of a scale."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from bnncc.ir.numeric import noise
 
 WEIGHT_TOLERANCE = 1e-5
-"""Relative spread of ``|w|`` within one filter that still counts as one magnitude. STE residues
-left in trained weights measure up to 4e-6; a larger bound would change results."""
+"""Relative spread of ``|w|`` in a filter up to which it has one magnitude. Residues of the
+straight-through estimator in trained weights reach 4e-6; a larger bound would change results."""
 
 MAX_WEIGHT = 128
-"""Largest magnitude of integer weights: they have up to 8 bits."""
+"""Largest magnitude of integer weights, which have up to 8 bits."""
 
 SAMPLE = 64
-"""Weights of each filter that are looked at first."""
+"""Number of weights per filter that are examined first."""
 
 
 def binary_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
@@ -28,7 +28,7 @@ def binary_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         True where the weight is positive (anything in an all-zero filter).
     scale : ndarray of float64, shape (out_channels,)
         ``weight == scale * (2 * bits - 1)`` within `WEIGHT_TOLERANCE`; zero for all-zero filters.
-        None is returned if some filter is not two-valued.
+        None is returned if any filter has more than two values.
     """
     flat = weight.reshape(weight.shape[0], -1)
     flat = np.abs(flat if flat.dtype.kind == "f" else flat.astype(np.float64))
@@ -43,7 +43,7 @@ def binary_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def two_valued_filters(filters: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Return filters of two values each as signs around a middle.
+    """Decompose filters of two values each into signs around their mean.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def two_valued_filters(filters: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
     Returns
     -------
     tuple or None
-        Bits of the shape of `filters`; half the distance and the middle of each filter, float64.
+        Bits, of the shape of `filters`; half the difference and the mean of the values, float64.
     """
     flat = filters.reshape(len(filters), -1).astype(np.float64)
     if not flat.size:
@@ -72,20 +72,20 @@ def two_valued_filters(filters: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
 
 @dataclass(frozen=True)
 class Weights:
-    """Filters as integers."""
+    """Filters as integers times a scale."""
 
     whole: np.ndarray
-    """int64, shape (out_channels, ...): what is multiplied."""
+    """int64, shape (out_channels, ...): the integers."""
     scale: np.ndarray
-    """float64, shape (out_channels,): what one is worth."""
+    """float64, shape (out_channels,): value of the integer 1."""
     odd: bool
-    """Whether all are odd: sums of signs times powers of two."""
+    """Whether all integers are odd, i.e. sums of signs times powers of two."""
     bits: int
-    """Planes that hold them: signs if odd, else two's complement."""
+    """Number of planes: of signs if odd, otherwise of two's complement."""
 
     @property
     def complement_bits(self) -> int:
-        """Planes of two's complement."""
+        """Number of planes in two's complement."""
         low, high = int(self.whole.min()), int(self.whole.max())
         return max((-low - 1).bit_length() if low < 0 else 0, high.bit_length()) + 1
 
@@ -96,8 +96,8 @@ def few_bit_weights(weight: np.ndarray) -> Weights | None:
     Returns
     -------
     Weights or None
-        With the smallest integers, as near as `bnncc.ir.numeric.multiples` wants: filters of a
-        few real numbers are near multiples of something by chance.
+        With the smallest integers that are close enough by `bnncc.ir.numeric.multiples`: any few
+        real numbers are approximate multiples of something.
     """
     flat = weight.reshape(weight.shape[0], -1).astype(np.float64)
     if not flat.size or (len(flat) > 1 and few_bit_weights(weight[:1]) is None):
@@ -117,7 +117,7 @@ def few_bit_weights(weight: np.ndarray) -> Weights | None:
     if not multiple.all():
         return None
     whole = np.rint(ratio * multiple[:, None]).astype(np.int64)
-    sign = np.where(whole.max(axis=1) > -whole.min(axis=1), -1, 1)  # -2**n has a place, 2**n none
+    sign = np.where(whole.max(axis=1) > -whole.min(axis=1), -1, 1)  # n bits hold -2**n, not 2**n
     odd = bool((whole[top > 0] % 2 == 1).all())
     if odd:
         whole[top == 0] = 1

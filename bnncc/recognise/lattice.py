@@ -1,9 +1,9 @@
-"""What tensors can hold, where that is a few evenly spaced values: a *lattice*.
+"""Tensors that take a few evenly spaced values, called a *lattice*.
 
-`bnncc.Levels` makes such a tensor, and so does `bnncc.Sign`: signs are two levels, or three with
-the one in the middle. Operators that move elements keep them, elementwise ones with scalar
-constants rename the values, and everything else is real. Which values a move takes from where,
-`kept` says to all that follow values through a graph.
+`bnncc.Levels` produces such a tensor, and so does `bnncc.Sign`: signs are two levels, or three with
+a middle one. Operators that move elements preserve lattices, elementwise operators with scalar
+constants change the values of the levels, and all other results are real. `kept` defines, for all
+analyses of values, which operators only move elements and where these come from.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from bnncc.ir.quantizers import LEVELS
 from bnncc.recognise.monotone import step_at
 
 UNEVEN = 1e-6
-"""Part of the largest value by which a level may be off an even spacing: float32 rounds."""
+"""Deviation from even spacing, relative to the largest value, that float32 rounding can cause."""
 
 MAX_FILLED = 16
-"""Evenly spaced values of which some do not occur: how many there may be."""
+"""Maximum number of evenly spaced values, including those that do not occur."""
 
 REMAPS = {"Neg", "Mul", "Add", "Sub", "Div", "Clip", "Relu"}
-"""Elementwise operators that change what levels stand for, not the levels."""
+"""Elementwise operators that change the values of levels, but not the levels."""
 
 
 @dataclass(frozen=True)
 class Lattice:
-    """Evenly spaced values, by level."""
+    """A set of evenly spaced values, indexed by level."""
 
     values: tuple[float, ...]
-    """Of level 0, 1, ...; rising or falling."""
+    """Values of levels 0, 1, ...; ascending or descending."""
     signs: bool = False
-    """Whether its planes are those of signs: one for the two values, and one that says where the
-    middle of three is, which a kernel may prove not to occur."""
+    """Whether it is stored as a sign: a plane for the two outer values and, for three values, a
+    plane that marks the middle one, which a kernel may prove not to occur."""
 
     @property
     def lo(self) -> float:
@@ -54,7 +54,7 @@ class Lattice:
 
     @property
     def zero(self) -> bool:
-        """Whether it is signs of which the middle value may occur."""
+        """Whether it is a sign with a middle value."""
         return self.signs and len(self.values) == 3
 
     @property
@@ -69,22 +69,22 @@ class Lattice:
 
     @property
     def step(self) -> float:
-        """What a level more is worth."""
+        """Difference between the values of adjacent levels."""
         return (self.hi - self.lo) / self.count
 
     @property
     def bits(self) -> int:
-        """Bits that hold a level."""
+        """Bits needed for a level."""
         return self.count.bit_length()
 
     def level_of(self, value: float) -> float | None:
-        """Return the level, in whole or halves, that stands for `value`; None if none does."""
+        """Return the level of `value`, possibly a half-integer; None if there is none."""
         level = (value - self.lo) / self.step
         nearest = round(2 * level) / 2
         return nearest if abs(level - nearest) < 1e-4 else None
 
     def with_zero(self, zero: bool) -> Lattice:
-        """Return the same signs with the middle value or without."""
+        """Return the same sign with or without the middle value."""
         return sign_values(self.lo, self.hi, zero)
 
 
@@ -107,14 +107,15 @@ def as_multiples(values: Sequence[float]) -> tuple[int, int, float] | None:
     Parameters
     ----------
     values : sequence of float
-        Of level 0, 1, ...
+        Values of levels 0, 1, ...
 
     Returns
     -------
     tuple or None
-        First value and step in units, and the unit: the step if 0 is a level or would be one with
-        as many more; else None if no unit of at least 1/255 of the largest value fits all of them,
-        as near as `bnncc.ir.numeric.multiples` wants.
+        First value and step, in units, and the unit. The unit is the step if 0 is a level, or
+        would be with twice as many levels. Otherwise it is at least 1/255 of the largest value and
+        divides all values as precisely as `bnncc.ir.numeric.multiples` requires; None if there is
+        no such unit.
 
     Examples
     --------
@@ -127,7 +128,7 @@ def as_multiples(values: Sequence[float]) -> tuple[int, int, float] | None:
         levels = np.arange(len(array))
         whole = levels + np.rint(array[0] / (array[-1] - array[0]) * levels[-1])
         most = int(np.abs(whole).max())
-        # No farther from 0 than the levels reach: offsets of sums stay in the bound of the sums.
+        # At most as far from 0 as the levels reach, so offsets of sums stay within the sums' bound.
         if most < 2 * len(array) and np.abs(array / top * most - whole).max() <= noise(most):
             return int(whole[0]), 1, top / most
     found = in_units(array)
@@ -140,7 +141,7 @@ def as_multiples(values: Sequence[float]) -> tuple[int, int, float] | None:
 
 
 def in_units(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, float] | None:
-    """Return numbers that are not all 0 as whole ones and a unit, if they are small multiples.
+    """Return numbers, not all 0, as integers and a unit if they are small multiples of one.
 
     Examples
     --------
@@ -167,7 +168,7 @@ def exact_line(values: np.ndarray) -> tuple[float, float] | None:
     Returns
     -------
     tuple of float or None
-        None if no such line was found. What there is does it with the product rounded, or not.
+        None if no such pair was found. It is exact with and without rounding of the product.
     """
     first, count = np.float32(values[0]), len(values) - 1
     level = np.arange(count + 1).astype(np.float32)
@@ -182,16 +183,16 @@ def exact_line(values: np.ndarray) -> tuple[float, float] | None:
 
 
 def unevenness(graph: Graph) -> dict[str, float]:
-    """Return by tensor how far its values may be off an even spacing, where that is not `UNEVEN`.
+    """Return the tolerated unevenness of each tensor for which it is not `UNEVEN`.
 
-    Products of levels and a scale are rounded to the type of the network: levels of half precision
-    are even but for two roundings, and taken for what was rounded.
+    Products of levels and a scale are rounded to the type of the network. In half precision they
+    are evenly spaced up to two roundings, and are treated as the unrounded values.
     """
     return {name: slack / 8 for name, slack in coarseness(graph, computed=False).items()}
 
 
 def even(values: np.ndarray, uneven: float = UNEVEN) -> Lattice | None:
-    """Return `values` as a lattice, if they are evenly spaced to a part of the largest one."""
+    """Return `values` as a lattice, if they are evenly spaced up to the relative tolerance."""
     if not 2 <= len(values) <= 256 or not np.isfinite(values).all() or values[0] == values[-1]:
         return None
     even = np.linspace(values[0], values[-1], len(values))
@@ -201,19 +202,19 @@ def even(values: np.ndarray, uneven: float = UNEVEN) -> Lattice | None:
 
 
 def evenly(values: np.ndarray, uneven: float = UNEVEN) -> np.ndarray | None:
-    """Return evenly spaced numbers that include `values`, as few as there can be.
+    """Return the smallest set of evenly spaced numbers that includes `values`.
 
     Parameters
     ----------
     values : ndarray
         At least two different numbers, in any order.
     uneven : float
-        Part of the largest by which one may be off.
+        Tolerated deviation, relative to the largest value.
 
     Returns
     -------
     ndarray or None
-        Ascending; no more than `MAX_FILLED`, or as many as there are values.
+        Ascending; at most `MAX_FILLED`, or as many as `values` has.
 
     Examples
     --------
@@ -234,7 +235,7 @@ def evenly(values: np.ndarray, uneven: float = UNEVEN) -> np.ndarray | None:
 
 
 def lattices(graph: Graph) -> dict[str, Lattice]:
-    """Return the tensors of `graph` that are lattices.
+    """Return the tensors of `graph` that are lattices, with their values.
 
     Parameters
     ----------
@@ -244,7 +245,7 @@ def lattices(graph: Graph) -> dict[str, Lattice]:
     Returns
     -------
     dict of str to Lattice
-        Real tensors are not in it.
+        Without real-valued tensors.
     """
     table: dict[str, Lattice] = {}
     for name in graph.inputs:
@@ -259,27 +260,27 @@ def lattices(graph: Graph) -> dict[str, Lattice]:
 
 
 def sign_lattices(graph: Graph) -> dict[str, Lattice]:
-    """Return those of `lattices` that are signs."""
+    """Return the tensors of `lattices` that are signs."""
     return {name: known for name, known in lattices(graph).items() if known.signs}
 
 
 def decision(
     graph: Graph, source: str, out: str, limits: np.ndarray, values: np.ndarray, name: str
 ) -> list[Node]:
-    """Return the nodes that give one of `values`, by how many of `limits` a number reaches.
+    """Return nodes that select one of `values` by how many of `limits` a number reaches.
 
     Parameters
     ----------
     graph : Graph
-        Gets constants.
+        Receives constants.
     source, out : str
-        What is decided on, and the result.
+        Input and output of the decision.
     limits : ndarray of float32, shape (count,) or (channels, count)
         Ascending.
     values : ndarray of float32, shape (count + 1,)
         Evenly spaced.
     name : str
-        Of the nodes.
+        Name of the nodes.
     """
     if len(values) > 2:
         return [Node(LEVELS, [source], [out], {"thresholds": limits, "values": values}, name)]
@@ -296,18 +297,18 @@ def decision(
 
 
 def decided_as_rows(kind: TensorType) -> bool:
-    """Whether one threshold decides on a tensor row by row, if it is no image: rows have a length.
+    """Whether a decision with one threshold applies to rows: a tensor of rank 2 or more, no image.
 
     Parameters
     ----------
     kind : TensorType
-        Of what is decided on.
+        Type of the input.
     """
     return len(kind.shape) > 0 and isinstance(kind.shape[-1], int) and kind.shape[-1] > 0
 
 
 def of_decision(node: Node) -> Lattice | None:
-    """Return what a decision gives; None for other nodes."""
+    """Return the lattice that a decision produces; None for other nodes."""
     if node.op in ("bnncc.Sign", IMAGE_BITS):
         a = node.attrs
         return sign_values(float(a["lo"]), float(a["hi"]), a.get("zero") == "mid")
@@ -326,7 +327,7 @@ def _made(node: Node, graph: Graph, table: dict[str, Lattice]) -> Lattice | None
 
 
 def _joined(parts: Sequence[Lattice], numbers: Iterable[np.ndarray]) -> Lattice | None:
-    """Return the lattice that holds all of some, and numbers besides."""
+    """Return the lattice that contains several lattices and additional numbers."""
     first, zero = parts[0], any(part.zero for part in parts)
     if any(part != first and not _same_signs(part, first) for part in parts):
         return None
@@ -343,7 +344,7 @@ def _same_signs(one: Lattice, other: Lattice) -> bool:
 
 
 def _renamed(node: Node, graph: Graph, table: dict[str, Lattice]) -> Lattice | None:
-    """Apply an elementwise operator with scalar constants to the values themselves."""
+    """Apply an elementwise operator with scalar constants to the values of a lattice."""
     data = [i for i in node.inputs if i and i not in graph.constants]
     known = table.get(data[0]) if len(data) == 1 else None
     if known is None or graph.types[node.outputs[0]] != graph.types[data[0]]:
@@ -362,13 +363,13 @@ def _renamed(node: Node, graph: Graph, table: dict[str, Lattice]) -> Lattice | N
 
 
 def kept(node: Node, graph: Graph) -> tuple[list[str], list[np.ndarray]] | None:
-    """Return where a node that computes no values takes them from.
+    """Return the sources of a node that moves elements without computing values.
 
     Returns
     -------
     tuple or None
-        Tensors, and constants besides, as padding is: all values of the result are among theirs.
-        None if it computes values, or they are not known.
+        Tensors and additional constants, e.g. padding: all values of the result are among theirs.
+        None if the node computes values, or the constants are unknown.
     """
     taken = node.inputs if node.op in ("Concat", "bnncc.Interleave") else node.inputs[:1]
     numbers = [graph.constants[i] for i in taken if i in graph.constants]
@@ -392,9 +393,9 @@ _KEEPS = MOVES | PIXEL_SHUFFLES | REPEATS | {
 
 
 def pools_images(node: Node, graph: Graph) -> bool:
-    """Whether a max-pooling is one of images, and each of its windows meets the image.
+    """Whether a max-pooling is one of images whose windows all overlap the image.
 
-    A window wholly in the padding gives -inf, which is no value of the data.
+    A window entirely in the padding would give -inf, which is not a value of the data.
     """
     shape, out = graph.types[node.inputs[0]].shape, graph.types[node.outputs[0]].shape
     if len([o for o in node.outputs if o]) > 1 or len(shape) != 4:
@@ -412,6 +413,6 @@ def pools_images(node: Node, graph: Graph) -> bool:
 
 
 def copies_pixels(node: Node) -> bool:
-    """Whether a `Resize` only copies: to the nearest pixel, with nothing around the image."""
+    """Whether a `Resize` only copies pixels: nearest neighbour, without extrapolation."""
     outside = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     return str(node.attrs.get("mode", "nearest")) == "nearest" and not outside

@@ -1,12 +1,12 @@
-"""Which operators rise or fall with their operand, and where a chain of them passes a value.
+"""Monotone operators, and the inputs at which a chain of them crosses a value.
 
-IEEE arithmetic is monotone: if a <= b then round(a + c) <= round(b + c), and the same for a product
-with a constant, a comparison and a rounding to integers. So a chain of such operators with finite
-constants is monotone in float32 as it is in real numbers, for every datum, whatever its magnitude:
-a proof, channel by channel.
+IEEE arithmetic is monotone: if a <= b then round(a + c) <= round(b + c), and likewise for products
+with a constant, comparisons and rounding to integers. So a chain of such operators with finite
+constants is monotone in float32 exactly where it is in real numbers, channel by channel. This is a
+proof for all inputs.
 
-Where such a function of one number passes a value is found by bisection over all float32 numbers
-there are. These are counted: *place* 0 is 0, place 1 the least above it.
+The input at which a monotone function of one number crosses a value is found by bisection over all
+float32 numbers. They are enumerated: *place* 0 is 0, and place 1 the smallest positive number.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ _BY_NUMBER = frozenset((
     "Min", "Max", "Tanh", "Sigmoid", "HardSigmoid", "Cast", "QuantizeLinear", "DequantizeLinear",
     QUANT, MULTI_THRESHOLD,
 ))  # fmt: skip
-"""Monotone, besides, where other operands are one number each. Tanh rises in real numbers; of all
-float32 numbers NumPy's gives two a last bit less than the number before, at 1.5 and -1.5."""
+"""Operators that are also monotone if their other operands are scalars. Tanh is excluded: NumPy's
+decreases by one ulp at two float32 numbers, 1.5 and -1.5."""
 
 
 def direction(node: Node, graph: Graph, channels: int, rank: int) -> np.ndarray | None:
-    """Return which way an elementwise operator goes.
+    """Return the direction of an elementwise operator.
 
     Parameters
     ----------
     node : Node
-        Of one operand that is not constant.
+        A node with one operand that is not constant.
     graph : Graph
         Holds the constants.
     channels, rank : int
-        Of the operand: constants may be one for each channel.
+        Of the operand; constants may have one element per channel.
 
     Returns
     -------
     ndarray of int, shape (channels,), or None
-        1 where the result never falls while the operand rises, -1 where it never rises, 0 where it
-        does not depend on it. None if that is not known of every channel.
+        1 if the result never decreases as the operand increases, -1 if it never increases, 0 if it
+        is constant. None if that is not known for every channel.
     """
     ones = np.ones(channels, np.int64)
     if node.op in _RISING:
@@ -97,7 +97,7 @@ def _vector(graph: Graph, name: str, channels: int, rank: int) -> np.ndarray | N
 
 
 def _finite(graph: Graph, names: Sequence[str]) -> bool:
-    """Whether operands are constants without NaN; bounds may be infinite."""
+    """Whether operands are constants without NaN; infinite bounds are allowed."""
     held = [graph.constants.get(name) for name in names if name]
     return all(value is not None and not np.isnan(value).any() for value in held)
 
@@ -105,7 +105,7 @@ def _finite(graph: Graph, names: Sequence[str]) -> bool:
 def chain_direction(
     nodes: Sequence[Node], graph: Graph, channels: int, rank: int
 ) -> np.ndarray | None:
-    """Return which way a chain of operators goes, each reading the one before; see `direction`."""
+    """Return the direction of a chain of operators, see `direction`."""
     total = np.ones(channels, np.int64)
     for node in nodes:
         one = direction(node, graph, channels, rank)
@@ -116,19 +116,19 @@ def chain_direction(
 
 
 def monotone_operand(node: Node, graph: Graph) -> str | None:
-    """Return the tensor that `node` is a rising or falling function of, element by element.
+    """Return the tensor of which `node` is an elementwise monotone function.
 
     Parameters
     ----------
     node : Node
-        In normal form.
+        In canonical form.
     graph : Graph
         Holds its constants.
 
     Returns
     -------
     str or None
-        Its other operands are one finite number each.
+        None unless all other operands are finite scalars.
     """
     data = [i for i in node.inputs if i and i not in graph.constants]
     if len(data) != 1 or len([o for o in node.outputs if o]) != 1:
@@ -148,14 +148,14 @@ def monotone_operand(node: Node, graph: Graph) -> str | None:
 
 
 def first_reached(reached: Callable[[Array], Array], low: Array, high: Array) -> Array:
-    """Return from which integers on something is so.
+    """Return the smallest integers for which a monotone predicate holds.
 
     Parameters
     ----------
     reached : callable
-        Says of integers of the shape of `low` whether it is so; once it is, it stays so.
+        The predicate on integers of the shape of `low`; once true, it stays true.
     low, high : ndarray of int64
-        It is not so at `low`, and is at `high`.
+        The predicate is false at `low` and true at `high`.
 
     Returns
     -------
@@ -169,14 +169,14 @@ def first_reached(reached: Callable[[Array], Array], low: Array, high: Array) ->
 
 
 def evaluate_at(nodes: Sequence[Node], x: Array, graph: Graph) -> Array:
-    """Evaluate a chain of such nodes at numbers of its source.
+    """Evaluate a chain of nodes at given values of its source.
 
     Parameters
     ----------
     nodes : sequence of Node
         In order.
     x : ndarray, shape (count,)
-        Numbers.
+        Values of the source.
     graph : Graph
         Holds the constants.
 
@@ -200,26 +200,26 @@ def _shape(node: Node, name: str, graph: Graph) -> tuple[int, ...]:
 
 
 def float_at(places: Array) -> Array:
-    """Return the float32 numbers that are so many steps above (or below) 0."""
+    """Return the float32 numbers at the given places: positive places are above 0."""
     bits = np.where(places >= 0, places, -places + (1 << 31)).astype(np.uint32)
     return bits.view(np.float32)
 
 
 def step_at(cut: Array) -> tuple[str, Array]:
-    """Return steps as comparisons of a difference with 0, by which number is the shorter one.
+    """Return steps as comparisons of a difference with 0, choosing the constant with fewer digits.
 
     Parameters
     ----------
     cut : ndarray of float32
-        From where on, element by element.
+        First number of the upper side, element by element.
 
     Returns
     -------
     zero : str
         ``ge`` for ``x - c >= 0``, or ``gt`` for ``x - c > 0``.
     c : ndarray of float32
-        Within `NORMAL` of 0 it is on the side of 0 that keeps an exact 0 where it belongs if the
-        difference is taken for 0.
+        For a constant within `NORMAL` of 0, on the side that decides an exact 0 correctly even if
+        the difference is flushed to 0.
     """
     before = np.nextafter(cut, np.float32(-np.inf))
     small = (np.abs(cut) <= NORMAL) & (cut != 0)
@@ -236,6 +236,6 @@ def _trailing_zeros(number: np.float32) -> int:
 
 
 def place_of(number: float) -> int:
-    """Return how many float32 numbers `number` is above 0, or below it."""
+    """Return the place of a float32 number: how many numbers it is above 0 (below, if negative)."""
     bits = int(np.array(number, np.float32).view(np.int32))
     return bits if bits >= 0 else -(bits & 0x7FFFFFFF)

@@ -1,9 +1,9 @@
-"""Weights of two values of different size: signs, and a sum of the data.
+"""Split weights of two values with different magnitudes into signs and a sum of the data.
 
     before: y = Conv(x, W)                       W[o] = m[o] + d[o] * {-1, +1}
     after:  u = Conv(x, d[o] * {-1, +1}); s = Conv(x, 1); y = Add(u, Mul(s, m))
 
-The second convolution has one filter, and both are binary where the data are bits.
+The second convolution has one filter; both are binary if the data are bits.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from bnncc.recognise.operands import filters_of, flattened_source, padded_source
 Array = np.ndarray
 
 PART = "bnncc.part"
-"""Attribute of a node that is a part of a layer which another one stands for."""
+"""Attribute of a node that is part of a layer which another node represents in the report."""
 
 
 def split_offsets(graph: Graph) -> None:
-    """Split layers whose filters take two values each, and are no signs or small integers.
+    """Split layers whose filters take two values each, unless they are signs or small integers.
 
     Runs before `binarize`.
     """
@@ -81,7 +81,7 @@ def _split(
 
 
 def _sources(node: Node, graph: Graph, producers: dict[str, Node]) -> set[str]:
-    """Return what stands for the data of a layer."""
+    """Return the tensors that may represent the data of a layer."""
     if node.op == "Conv":
         if len(graph.types[node.inputs[0]].shape) != 4:
             return set()

@@ -1,4 +1,4 @@
-"""What a Conv, Gemm or MatMul reads: filters, bias, and the tensor behind pads and reshapes."""
+"""Operands of a Conv, Gemm or MatMul: filters, bias, and the data before pads and reshapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Pads = tuple[int, int, int, int]
 
 
 def filters_of(node: Node, weight: Array) -> Array | tuple[str, str]:
-    """Return weights as (out_channels, ...), or why they are none and the remedy."""
+    """Return weights as (out_channels, ...), or a reason and a remedy."""
     if node.op == "Conv":
         return weight
     if weight.ndim != 2:
@@ -25,7 +25,7 @@ def filters_of(node: Node, weight: Array) -> Array | tuple[str, str]:
 
 
 def layer_filters(node: Node, graph: Graph) -> Array | tuple[str, str]:
-    """Return the filters of a layer with constant weights, or why bits and levels are no use.
+    """Return the filters of a layer with constant weights, or why it has none and a remedy.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def layer_filters(node: Node, graph: Graph) -> Array | tuple[str, str]:
 
 
 def maker(name: str, producers: dict[str, Node]) -> str:
-    """Say what makes a tensor."""
+    """Return a phrase that names the operator which computes a tensor."""
     made = producers.get(name)
     return f" (from {made.where})" if made is not None else " (a graph input)"
 
@@ -62,7 +62,7 @@ def pad_of(node: Node, graph: Graph) -> tuple[tuple[int, int, int, int], float] 
     Returns
     -------
     tuple or None
-        None for other modes, negative pads, padded batch or channels, or pads not known.
+        None for other modes, negative pads, padded batch or channels, or unknown pads.
     """
     if (
         str(node.attrs.get("mode", "constant")) != "constant"
@@ -80,7 +80,7 @@ def pad_of(node: Node, graph: Graph) -> tuple[tuple[int, int, int, int], float] 
 
 
 def padded_source(node: Node, graph: Graph, producers: dict[str, Node]) -> tuple[str, Pads, float]:
-    """Return the tensor a Conv reads behind its `Pad` nodes, all pads together, and their value."""
+    """Return the tensor before the `Pad` nodes of a Conv, the total padding, and its value."""
     name = node.inputs[0]
     pads = tuple(int(p) for p in node.attrs["pads"])
     pad_value = 0.0

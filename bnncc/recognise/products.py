@@ -1,12 +1,12 @@
-"""Find binary products of two activations, as attention has them.
+"""Recognise binary products of two activations, as in attention.
 
     before: s = bnncc.Sign(q); k = Transpose(bnncc.Sign(r)); y = MatMul(s, k)     [N, H, T, K]
     after:  s = bnncc.Sign(rows of q); k = bnncc.Sign(rows of r)                  [N*H*T, K]
             y = Reshape(bnncc.BinaryProduct(s, k))
 
-Both operands become rows of bits along the axis that is summed over; so signs move behind the
-transposes and reshapes between them and the product. What follows the product and treats all its
-elements alike, a scale or a sign, is computed on rows too, in the same kernel.
+Both operands become rows of bits along the reduction axis, so signs are moved across the transposes
+and reshapes before the product. Operators after the product that treat all elements alike, such as
+a scale or a sign, are applied to rows too, in the same kernel.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from bnncc.recognise.lattice import REMAPS, Lattice, sign_lattices
 from bnncc.recognise.operands import maker
 
 BINARY_PRODUCT = "bnncc.BinaryProduct"
-"""Operator of a product of rows ``[batch * rows, K]`` with rows ``[batch * columns, K]``, matrix by
-matrix, to ``[batch * rows, columns]``. Attributes: ``batch``, ``rows``, ``columns``, ``scale`` (of
-a dot product) and ``mode``, see `topi_binary.spec.BinaryConv2d`."""
+"""Operator that multiplies rows ``[batch * rows, K]`` by rows ``[batch * columns, K]``, separately
+for each matrix, to ``[batch * rows, columns]``. Attributes: ``batch``, ``rows``, ``columns``,
+``scale`` (of a dot product) and ``mode``, see `topi_binary.spec.BinaryConv2d`."""
 
 _ALIKE = REMAPS | {"bnncc.Sign"}
-"""Operators that treat all elements alike, if their constants have one element."""
+"""Operators that treat all elements alike if their constants are scalars."""
 
 _WHY = "products of two activations are binary if both are signs, or the first one is {0, h}"
 
 
 def pair_products(graph: Graph) -> None:
-    """Rewrite the binary ones among products of two computed matrices.
+    """Rewrite products of two computed matrices that are binary.
 
     Runs after `flatten_rows` and `commute_moves`.
     """
@@ -43,14 +43,14 @@ def pair_products(graph: Graph) -> None:
 def why_not(
     node: Node, graph: Graph, values: dict[str, Lattice], producers: dict[str, Node]
 ) -> tuple[str, str]:
-    """Say why a product of two activations is not binary, and what would change that.
+    """Return why a product of two activations is not binary, and a remedy.
 
     Parameters
     ----------
     node : Node
-        A MatMul or Gemm that `pair_products` left.
+        A MatMul or Gemm that `pair_products` did not rewrite.
     values : dict of str to Lattice
-        Its signs, from `lattices`.
+        Signs of the graph, from `lattices`.
 
     Returns
     -------
@@ -67,7 +67,7 @@ def why_not(
 
 @dataclass(frozen=True)
 class _Operand:
-    """A sign, what the operand's values are, and the moves between both."""
+    """An operand: its sign, its values, and the moves between sign and product."""
 
     sign: Node
     value: Lattice
@@ -76,7 +76,7 @@ class _Operand:
 
 @dataclass(frozen=True)
 class _Product:
-    """What a product needs to be binary."""
+    """A binary product: its operands and extents."""
 
     left: _Operand
     right: _Operand
@@ -88,7 +88,7 @@ class _Product:
 def _operands(
     node: Node, graph: Graph, values: dict[str, Lattice], producers: dict[str, Node]
 ) -> _Product | tuple[str, str] | None:
-    """Return the operands of a binary product, or why it is none; None for other nodes."""
+    """Return a binary product, or a reason and a remedy; None for other nodes."""
     if node.op != "MatMul" or any(i in graph.constants for i in node.inputs):
         return None
     kinds = [graph.types[i] for i in node.inputs]
@@ -131,7 +131,7 @@ def _trace(name: str, value: Lattice, graph: Graph, producers: dict[str, Node]) 
 
 
 class _Writer:
-    """Writes the new nodes; `rows` are the rows of products, by the tensors they stand for."""
+    """Writes the new nodes; `rows` maps tensors to their rows."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.producers, self.values = graph, graph.producers(), sign_lattices(graph)
@@ -139,7 +139,7 @@ class _Writer:
         self.rows: dict[str, str] = {}
 
     def written(self, node: Node) -> list[Node] | None:
-        """Return what takes the place of `node`, or None."""
+        """Return the replacement of `node`, or None."""
         self.nodes = []
         found = _operands(node, self.graph, self.values, self.producers)
         if isinstance(found, _Product):
@@ -149,7 +149,7 @@ class _Writer:
         return self.nodes
 
     def _product(self, node: Node, found: _Product) -> None:
-        """Append a binary product in place of `node`."""
+        """Append a binary product that replaces `node`."""
         out = node.outputs[0]
         signs = [self._side(found.left, False), self._side(found.right, True)]
         left, right = found.left.value, found.right.value
@@ -165,7 +165,7 @@ class _Writer:
         self._seen(made, out)
 
     def _alike(self, node: Node) -> bool:
-        """Append `node` on rows, if it reads nothing but what is rows, and treats all alike."""
+        """Append `node` on rows, if all its inputs are rows and it treats all elements alike."""
         data = [i for i in node.inputs if i and i not in self.graph.constants]
         if len(data) != 1 or data[0] not in self.rows:
             return False
@@ -194,7 +194,7 @@ class _Writer:
         return self.graph.types[name]
 
     def _seen(self, rows: str, out: str) -> None:
-        """Let `out` be a view of `rows`."""
+        """Define `out` as a view of `rows`."""
         self.rows[out] = rows
         self._reshape(rows, out, self._type(out))
 
@@ -212,7 +212,7 @@ class _Writer:
         return out
 
     def _side(self, operand: _Operand, turned: bool) -> str:
-        """Return the signs of an operand as rows along the axis that is summed over."""
+        """Return the signs of an operand as rows along the reduction axis."""
         source, steps = self._before_steps(operand.sign.inputs[0])
         name = source
         for move in operand.moves:
@@ -238,7 +238,7 @@ class _Writer:
         return self._add(Node("bnncc.Sign", [name], [], attrs, sign.name), sign.outputs[0], kind)
 
     def _before_steps(self, name: str) -> tuple[str, list[Node]]:
-        """Return what a tensor is made of by steps that treat all elements alike, and those."""
+        """Return the tensor before the steps that treat all elements alike, and these steps."""
         steps: list[Node] = []
         constants = self.graph.constants
         while (node := self.producers.get(name)) is not None and node.op in REMAPS:
@@ -260,7 +260,7 @@ class _Writer:
         return (sign.attrs["lo"], sign.attrs["hi"]) == (value.lo, value.hi)
 
     def _turned(self, name: str) -> str:
-        """Return a tensor with its last two axes exchanged."""
+        """Return a tensor with its last two axes swapped."""
         shape = self.graph.types[name].shape
         perm = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
         inner = self.producers.get(name)

@@ -1,12 +1,13 @@
-"""Recognise quantizers in all their spellings.
+"""Recognise quantizers, however they are written.
 
     before: c = Clip(x, 0, 1); m = Mul(c, 3); r = Round(m); y = Div(r, 3)
     after:  y = bnncc.Levels(x)
 
-A chain of rising (or falling) functions of one number with constants, one of which rounds, is a
-step function: it takes a few values, and each from a certain float32 on. Values and thresholds are
-found by evaluating the chain's own nodes, by bisection over all float32 numbers, so nothing depends
-on how a quantizer is written or which way it rounds. Chains of two values become `bnncc.Sign`.
+A chain of monotone functions of one number with constants, one of which rounds, is a step function:
+it takes a few values, each from a certain float32 number on. Values and thresholds are found by
+evaluating the chain's own nodes, by bisection over all float32 numbers. So the result does not
+depend on the spelling of a quantizer or its rounding mode. Chains with two values become
+`bnncc.Sign`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from bnncc.recognise.monotone import evaluate_at, float_at, monotone_operand, pl
 Array = np.ndarray
 
 MAX_COUNT = 255
-"""Thresholds of a quantizer of 8 bits."""
+"""Number of thresholds of an 8-bit quantizer."""
 
 _ROUND = {"Round", "Floor", "Ceil"}
 _ROUNDING = _ROUND | {"QuantizeLinear", "Cast", QUANT, MULTI_THRESHOLD}
@@ -33,7 +34,7 @@ _KEEPS_WHOLE = {"Add", "Sub", "Mul", "Neg", "Clip", "Min", "Max", "Relu", "Cast"
 
 @dataclass(frozen=True)
 class _Chain:
-    """What a tensor is a function of: a source tensor, through nodes."""
+    """A tensor as a function of a source tensor: the nodes in between."""
 
     source: str
     nodes: tuple[Node, ...]
@@ -42,7 +43,7 @@ class _Chain:
 
 @dataclass(frozen=True)
 class _Steps:
-    """The step function of a chain: `Levels` attributes."""
+    """The step function of a chain: attributes of `Levels`."""
 
     thresholds: Array
     values: Array
@@ -74,7 +75,7 @@ def recognise_quantizers(graph: Graph) -> None:
 
 
 def _fits(steps: _Steps, kind: TensorType) -> bool:
-    """Whether a kernel decides on images or rows of the type."""
+    """Whether a kernel can apply the decision to images or rows of this type."""
     by_channel = steps.thresholds.ndim > 1
     return len(kind.shape) in (2, 4) or (not by_channel and decided_as_rows(kind))
 
@@ -93,8 +94,8 @@ def _find(graph: Graph) -> dict[str, tuple[_Chain, _Steps]]:
         before = chains.get(data)
         if before is None:
             if graph.types[data].dtype != "float32":
-                continue  # what reads the Cast of an input may begin a chain
-            # Whole numbers within bounds are levels: rounding them changes nothing.
+                continue  # a reader of an input's Cast may start a chain
+            # Bounded integers are levels already: rounding does not change them.
             start = (Node("Round", [data], [data]),) if data in whole else ()
             before = _Chain(data, start, bool(start))
         if node.op == MULTI_THRESHOLD and graph.constants[node.inputs[1]].shape[0] > 1:
@@ -119,7 +120,7 @@ def _find(graph: Graph) -> dict[str, tuple[_Chain, _Steps]]:
 
 
 def _is_whole(node: Node, graph: Graph, whole: set[str]) -> bool:
-    """Whether a node gives integers, in whatever type, of tensors that are known to be integers."""
+    """Whether a node gives integers, of any type, if the tensors in `whole` are integers."""
     if node.op in _ROUND or (_rounds(node, graph) and node.op == "Cast"):
         return True
     if node.op == LEVELS:
@@ -174,7 +175,7 @@ def _steps(nodes: Sequence[Node], graph: Graph) -> _Steps | None:
 
 
 def _by_channel(node: Node, data: str, graph: Graph) -> tuple[_Chain, _Steps] | None:
-    """Return the step function of a MultiThreshold with thresholds of each channel."""
+    """Return the step function of a MultiThreshold with thresholds per channel."""
     limits = np.sort(graph.constants[node.inputs[1]].astype(np.float32), axis=1)
     if not 0 < limits.shape[1] <= MAX_COUNT or graph.types[data].dtype != "float32":
         return None
@@ -187,7 +188,7 @@ def _by_channel(node: Node, data: str, graph: Graph) -> tuple[_Chain, _Steps] | 
 def _mapped(
     node: Node, before: tuple[_Chain, _Steps], graph: Graph
 ) -> tuple[_Chain, _Steps] | None:
-    """Return the step function of `node` on the values of another one."""
+    """Return the step function of `node` applied to the values of another step function."""
     chain, steps = before
     values = evaluate_at([node], steps.values, graph).astype(np.float32)
     change = np.diff(values)

@@ -1,10 +1,10 @@
-"""Ramps: lines between two bounds, written as sums of bent lines.
+"""Recognise ramps (linear between two bounds) written as sums of piecewise linear functions.
 
     before: y = 0.5 * (Abs(x) - Abs(x - a) + a)      after: y = Clip(x, 0, a)
     before: y = Relu(x) - Relu(x - a)                after: y = Clip(x, 0, a)
 
-In real numbers both sides are equal. In float32 the left one is rounded where numbers of the size
-of x cancel, so that what PACT means is what the right one computes.
+In real numbers both sides are equal. In float32, the left side suffers from cancellation of numbers
+of the size of x; the right side computes what is meant (by PACT, for example).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Array = np.ndarray
 
 _MOST_KNOTS = 16
 _NEAR = 1e-6
-"""Part of the numbers that cancelled by which a bound may be off a line."""
+"""Tolerated deviation of a bound from a line, relative to the numbers that cancelled."""
 
 
 @dataclass(frozen=True)
 class _Bent:
-    """A line with knots: ``slopes[k] * x + offsets[k]`` between knots k - 1 and k.
+    """A piecewise linear function: ``slopes[k] * x + offsets[k]`` between knots k - 1 and k.
 
-    `size` is that of the numbers it was added from; `joined` says whether there were several.
+    `size` is the magnitude of the summands; `joined` tells whether there were several.
     """
 
     source: str
@@ -41,14 +41,14 @@ class _Bent:
     joined: bool = False
 
     def at(self, knots: Array) -> tuple[Array, Array]:
-        """Return slopes and offsets between other knots, which include its own."""
+        """Return slopes and offsets for a superset of the knots."""
         ends = np.concatenate([knots, [np.inf]])
         place = np.searchsorted(self.knots, ends, side="left")
         return self.slopes[place], self.offsets[place]
 
 
 class Ramp(NamedTuple):
-    """``slope * source + offset``, between two bounds."""
+    """``slope * source + offset``, clipped to two bounds."""
 
     source: str
     slope: float
@@ -58,7 +58,7 @@ class Ramp(NamedTuple):
 
 
 def recognise_ramps(graph: Graph) -> None:
-    """Replace sums of bent lines that are ramps by clips.
+    """Replace sums of piecewise linear functions that are ramps by Clips.
 
     Runs after `simplify`.
     """
@@ -71,12 +71,12 @@ def recognise_ramps(graph: Graph) -> None:
 
 
 def find_ramps(graph: Graph) -> dict[str, Ramp]:
-    """Return the tensors that are ramps: what is computed of one loses the rounding of its sums.
+    """Return the tensors that are ramps; computing them as Clips omits the rounding of sums.
 
     Parameters
     ----------
     graph : Graph
-        In normal form.
+        In canonical form.
     """
     bent: dict[str, _Bent] = {}
     for node in graph.nodes:
@@ -106,7 +106,7 @@ def _clipped(node: Node, ramp: Ramp | None, graph: Graph) -> list[Node] | None:
 
 
 def _ramp(line: _Bent) -> Ramp | None:
-    """Return slope, offset and bounds of a line between bounds."""
+    """Return slope, offset and bounds of a function that is linear between bounds, or None."""
     knots, slopes, offsets = line.knots, line.slopes, line.offsets
     if not line.joined or len(slopes) < 3:
         return None
@@ -125,13 +125,13 @@ def _ramp(line: _Bent) -> Ramp | None:
         return None
     ends = slope * knots[steep[0] - 1] + offset, slope * knots[steep[-1]] + offset
     if abs(ends[0] - first) > near or abs(ends[1] - last) > near:
-        return None  # it jumps
+        return None  # discontinuous
     offset = offset if abs(offset) > near else 0.0
     return Ramp(line.source, slope, offset, min(first, last), max(first, last))
 
 
 def _bent(node: Node, graph: Graph, bent: dict[str, _Bent]) -> _Bent | None:
-    """Return the line of a node's output, as a function of a source tensor."""
+    """Return a node's output as a piecewise linear function of a source tensor, or None."""
     if len([o for o in node.outputs if o]) != 1:
         return None
     rule = _RULES.get(node.op)
@@ -190,7 +190,7 @@ def _divide(a: _Bent | float, b: _Bent | float) -> _Bent | None:
 
 
 def _above(a: _Bent, bound: float, below: float) -> _Bent:
-    """Return `a` where it is at least `bound`, else ``below * (a - bound) + bound``."""
+    """Return `a` where it is at least `bound`, otherwise ``below * (a - bound) + bound``."""
     with np.errstate(all="ignore"):
         crossing = (bound - a.offsets) / a.slopes
     ends = np.concatenate([[-np.inf], a.knots, [np.inf]])
@@ -199,7 +199,7 @@ def _above(a: _Bent, bound: float, below: float) -> _Bent:
     slopes, offsets = a.at(knots)
     edges = np.concatenate([[-np.inf], knots, [np.inf]])
     low, high = np.where(np.isinf(edges[:-1]), edges[1:] - 1, edges[:-1]), edges[1:]
-    with np.errstate(invalid="ignore", over="ignore"):  # a line without knots has no ends
+    with np.errstate(invalid="ignore", over="ignore"):  # without knots, there are no ends
         middle = np.where(np.isinf(high), low + 1, (low + high) / 2)
     middle = np.where(np.isfinite(middle), middle, 0.0)
     under = slopes * middle + offsets < bound

@@ -1,4 +1,4 @@
-"""Why a layer is not binary, and what would make it so: one sentence for each case."""
+"""Reasons why a layer is not binary, and remedies, one sentence for each case."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SIGNED_WEIGHTS = "scale[o] * sign(w), with one scale for each output channel o"
 
 
 def weights(filters: np.ndarray, values: int) -> Why:
-    """Say why filters are no small integers times a scale.
+    """Return why filters are not small integers times a scale.
 
     Parameters
     ----------
     filters : ndarray, shape (out_channels, channels, ...)
         Weights.
     values : int
-        How many values the data have.
+        Number of values that the data take.
     """
     shared = _shared_scales(filters)
     if shared:
@@ -44,7 +44,7 @@ def weights(filters: np.ndarray, values: int) -> Why:
 
 
 def _shared_scales(filters: np.ndarray) -> str:
-    """Return along what all filters are scaled alike; empty if they are not."""
+    """Return the axis along which all filters have the same scales, or ""."""
     size = np.abs(filters.astype(np.float64))
     flat = size.reshape(len(size), -1)
     if not flat.size or not flat.all():
@@ -52,14 +52,14 @@ def _shared_scales(filters: np.ndarray) -> str:
     flat = flat / flat.max(axis=1, keepdims=True)
     if len(flat) < 2 or np.ptp(flat, axis=0).max() > WEIGHT_TOLERANCE:
         return ""
-    each = flat[0].reshape(filters.shape[1], -1)  # channels, positions of the kernel
+    each = flat[0].reshape(filters.shape[1], -1)  # channels, kernel positions
     if np.ptp(each, axis=1).max() <= WEIGHT_TOLERANCE:
         return "input channel"
     return "kernel position" if np.ptp(each, axis=0).max() <= WEIGHT_TOLERANCE else "weight"
 
 
 def data(name: str, producers: dict[str, Node]) -> Why:
-    """Say why the data of a layer with signs for weights are not binary."""
+    """Return why the data of a layer with binary weights are not binary."""
     reason = f"its input `{name}` is real-valued" + maker(name, producers)
     made = producers.get(name)
     if made is None:
@@ -70,7 +70,7 @@ def data(name: str, producers: dict[str, Node]) -> Why:
 
 
 def few_bit_weights(name: str, producers: dict[str, Node], found: Weights) -> Why:
-    """Say why a layer with few-bit weights is float: its data are."""
+    """Return why a layer with few-bit weights is float: because of its data."""
     reason, remedy = data(name, producers)
     if name in producers:
         remedy = "quantize its data to at most 8 bits, too"
@@ -80,14 +80,14 @@ def few_bit_weights(name: str, producers: dict[str, Node], found: Weights) -> Wh
 
 
 def neither(node: Node, name: str, graph: Graph, producers: dict[str, Node], values: int) -> Why:
-    """Say what a layer computes with if neither data nor weights are binary.
+    """Return how a layer is computed if neither data nor weights are binary.
 
     Parameters
     ----------
     name : str
-        What it reads.
+        The tensor that it reads.
     values : int
-        How many values that is known to take; 0 if many.
+        Number of values that the tensor is known to take; 0 if many.
     """
     both = "apply sign() to inputs and weights to make it binary"
     if values:
@@ -106,7 +106,7 @@ def neither(node: Node, name: str, graph: Graph, producers: dict[str, Node], val
 
 
 def described(known: Lattice, found: Weights) -> tuple[str, str]:
-    """Return words for the values of data and weights: ``ternary`` or so many bits."""
+    """Return descriptions of data and weights: ``ternary`` or a number of bits."""
     three = not found.odd and int(np.abs(found.whole).max()) == 1
     return (
         "ternary" if known.count == 2 and known.bipolar else f"{known.bits}-bit",
@@ -115,7 +115,7 @@ def described(known: Lattice, found: Weights) -> tuple[str, str]:
 
 
 def of_zeros(data: str, weights: str) -> str:
-    """Return how a few-bit layer becomes binary, if all it takes is a sign without zeros."""
+    """Return how a few-bit layer becomes binary, if removing zeros suffices; otherwise ""."""
     threes = [name for name, said in (("data", data), ("weights", weights)) if said == "ternary"]
     if not threes or not {data, weights} <= {"ternary", "1-bit"}:
         return ""

@@ -1,4 +1,4 @@
-"""Scales and zero points of rows move behind the products that read them.
+"""Move per-row scales and zero points across the products that read them.
 
     before: d = Div(q, s); y = MatMul(d, W)            q levels, s one number for each row
     after:  t = MatMul(q, W); y = Div(t, s)
@@ -6,10 +6,10 @@
     before: d = Sub(q, z); y = MatMul(d, W)            z one number for each row
     after:  t = MatMul(q, V); u = Sub(t, Mul(z, sum(V))); y = Mul(u, scale)     W = V * scale
 
-That is how activations look that are quantized when the network runs, by a scale that depends on
-the data. Levels and integer weights give sums that are exact; the model's own operators follow in
-their order. A model that divides first adds quotients that are rounded; their sum is taken to be
-that of the integers, as everywhere where operands are multiples of a scale (docs/semantics.md).
+Dynamically quantized activations look like this: a scale depends on the data of a row. With levels
+and integer weights the sums are exact; the model's own operators follow in their order. A model
+that divides first sums rounded quotients; that sum is taken to be the one of the integers, as
+everywhere if operands are multiples of a scale (docs/semantics.md).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from bnncc.recognise.lattice import Lattice, as_multiples, lattices
 from bnncc.recognise.operands import filters_of
 
 MOVED = "bnncc.moved"
-"""Attribute of a product whose rows had scales or zero points: what to say of it."""
+"""Attribute of a product whose rows had scales or zero points: a note for the report."""
 
 
 def move_row_scales(graph: Graph) -> None:
-    """Let products read levels, and their sums get the scales and zero points of rows.
+    """Let products read levels, and apply scales and zero points of rows to their sums.
 
     Parameters
     ----------
     graph : Graph
-        After `recognise_quantizers`, before `flatten_rows`; rewritten in place.
+        After `recognise_quantizers` and before `flatten_rows`; modified in place.
     """
     held, producers = lattices(graph), graph.producers()
     nodes: list[Node] = []
@@ -68,7 +68,7 @@ def _moved(
 def _chain(
     name: str, graph: Graph, held: dict[str, Lattice], producers: dict[str, Node]
 ) -> tuple[str, list[tuple[Node, int]]]:
-    """Return the levels that a tensor is made of, and the steps from there: node, and operand."""
+    """Return the levels that a tensor is computed from, and the steps: node and operand index."""
     steps: list[tuple[Node, int]] = []
     while name not in held:
         node = producers.get(name)
@@ -82,9 +82,9 @@ def _chain(
 
 
 def _of_rows(node: Node, graph: Graph) -> list[int]:
-    """Return which operand of a node is data, if the other is one number for each row.
+    """Return the operands of a node that may be data: those whose other operand is one per row.
 
-    Both may be, where rows are of one number.
+    Both are, if rows have one element.
     """
     if node.op not in ("Mul", "Div", "Add", "Sub"):
         return []
@@ -102,7 +102,7 @@ def _written(
     node: Node, graph: Graph, name: str, steps: Sequence[tuple[Node, int]], filters: np.ndarray,
     found: Weights | None,
 ) -> list[Node]:  # fmt: skip
-    """Return a product of levels and what follows it; `found` if zero points do."""
+    """Return a product of levels and the nodes after it; zero points require `found`."""
     write, kind = Expression(node, graph), graph.types[node.outputs[0]]
     weights = filters if found is None else found.whole
     graph.in_file.setdefault(node.name, (node.op, kind.shape, graph.types[node.inputs[1]].shape))
@@ -128,7 +128,7 @@ def _written(
 
 
 def _said(known: Lattice, found: Weights, steps: Sequence[tuple[Node, int]]) -> str:
-    """Say what was moved, and how large the sums of integers may be."""
+    """Return a description of what was moved, with a bound of the integer sums."""
     ops = {step.op for step, _ in steps}
     kinds = (("zero points", {"Add", "Sub"}), ("scales", {"Mul", "Div"}))
     said = " and ".join(name for name, some in kinds if ops & some)

@@ -1,23 +1,22 @@
-"""Recognise decisions in all their spellings.
+"""Recognise signs and other decisions, however they are written.
 
     before: c = GreaterOrEqual(x, 0); y = Where(c, 1, -1)    after: y = bnncc.Sign(x)
     before: s = Sign(x); t = Add(s, 0.1); y = Sign(t)        after: y = bnncc.Sign(x)
     before: c = Greater(x, T); f = Cast(c)                   after: d = Sub(x, T); f = bnncc.Sign(d)
     before: a = Greater(x, t); b = Less(x, u); y = Sub(a, b)      after: y = bnncc.Levels(x)
 
-A tensor is looked at as a *step function* of one real source tensor: constant on the pieces into
-which a few cuts divide the real line. Comparisons and `Sign` start one; any elementwise operator
-over step functions of the same source (and scalar constants), or a table looked up by one, gives
-another, computed by evaluating the operator on the pieces. Where sources differ but are rising or
-falling functions of one tensor, cuts are found in that. No operator name but the starting ones
-matters, so every spelling made of `Where`, `Cast`, `Not`, `Mul`, `Add`, `Clip`, `Equal`, ... is
-found. The outermost tensor of such a chain that takes two values becomes a `bnncc.Sign` node, as
-does one that takes a third one at a single point, half-way; one of evenly spaced values becomes a
-`bnncc.Levels` node.
+A tensor is analysed as a *step function* of one real source tensor: constant on each piece between
+a few cuts of the real line. Comparisons and `Sign` start one. An elementwise operator on step
+functions of the same source (and scalar constants), or a table indexed by one, gives another, which
+is computed by evaluating the operator on the pieces. If sources differ but are monotone functions
+of one tensor, cuts are expressed in that tensor. Apart from the start, no operator name matters, so
+every spelling with `Where`, `Cast`, `Not`, `Mul`, `Add`, `Clip`, `Equal`, ... is recognised. The
+last tensor of a chain with two values becomes a `bnncc.Sign` node. So does one with a third value,
+the mean of both, at a single point. One with evenly spaced values becomes a `bnncc.Levels` node.
 
-`bnncc.Sign` has attributes ``lo`` and ``hi``, its values for negative and positive input, and
-``zero``: ``ge`` (0 gives `hi`), ``gt`` (0 gives `lo`) or ``mid`` (0 gives ``(lo + hi) / 2``: ONNX
-and torch `Sign`).
+`bnncc.Sign` has attributes ``lo`` and ``hi``, the values for negative and positive input, and
+``zero``: ``ge`` (0 gives `hi`), ``gt`` (0 gives `lo`) or ``mid`` (0 gives ``(lo + hi) / 2``, as
+`Sign` of ONNX and PyTorch).
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ _NON_NEGATIVE = {"Relu", "Abs", "Sigmoid", "Exp", "Sqrt", "Softmax", "HardSigmoi
 
 
 def recognise_signs(graph: Graph, *, sign_zero: str = "exact") -> None:
-    """Replace every sign chain in `graph` by one `bnncc.Sign` node, or `bnncc.Levels` node.
+    """Replace each sign or quantizer chain in `graph` by one `bnncc.Sign` or `bnncc.Levels` node.
 
     Parameters
     ----------
     graph : Graph
-        Rewritten in place.
+        Modified in place.
     sign_zero : {"exact", "+1", "-1"}
-        What a three-valued sign gives for zero: ``exact`` keeps the graph's own 0.
+        Value of a three-valued sign at zero: ``exact`` keeps the graph's own 0.
     """
     steps = analyse(graph)
     consumers, producers = graph.consumers(), graph.producers()
@@ -78,7 +77,7 @@ def recognise_signs(graph: Graph, *, sign_zero: str = "exact") -> None:
 
 @dataclass(frozen=True)
 class _Form:
-    """What a step function is written as: an operator on the source less `cut`."""
+    """How a step function is written: an operator applied to the source minus `cut`."""
 
     op: str
     attrs: dict[str, object]
@@ -89,7 +88,7 @@ class _Form:
 def _parts_of_longer(
     graph: Graph, consumers: dict[str, list[Node]], forms: dict[str, _Form | None]
 ) -> set[str]:
-    """Return the step functions that only others read which are written, or parts of such ones."""
+    """Return step functions that only other, rewritten step functions (or parts of them) read."""
     parts: set[str] = set()
     for node in reversed(graph.nodes):
         out = node.outputs[0]
@@ -110,7 +109,7 @@ def _form(
         return None
     cuts, values = step.cuts, step.values.astype(np.float64)
     producer = producers.get(step.source)
-    if producer is not None and producer.op in _NON_NEGATIVE:  # what is below 0 is not reached
+    if producer is not None and producer.op in _NON_NEGATIVE:  # negative pieces are unreachable
         first = int(np.searchsorted(cuts, 0.0, side="right"))
         cuts, values = cuts[first:], values[first:]
     if not np.isfinite(values[[0, -1]]).all() or len(values) < 2:
@@ -137,9 +136,9 @@ def _form(
 def _at_one_point(
     below: float, at: float, above: float, cut: float, sign_zero: str, uneven: float
 ) -> _Form | None:
-    """Return what takes a value of its own at one point only: a `Sign`, scaled and shifted."""
+    """Return a scaled and shifted `Sign` for a function with a separate value at one point only."""
     attrs = {"lo": below, "hi": above, "zero": "mid"}
-    nowhere = bool(np.isnan(at))  # x / |x|: no bit is what the model gives for 0
+    nowhere = bool(np.isnan(at))  # x / |x|: no bit can stand for the model's result at 0
     half_way = abs(at - (below + above) / 2) <= uneven * max(abs(below), abs(above))
     if not (half_way or (nowhere and sign_zero != "exact")):
         return None

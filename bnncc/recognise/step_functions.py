@@ -1,6 +1,6 @@
-"""Which tensors are step functions of one real tensor, by evaluating their own operators.
+"""Find tensors that are step functions of one real tensor, by evaluating their operators.
 
-Comparisons, `Sign` and roundings of a small range start one; any elementwise operator over step
+Comparisons, `Sign` and roundings of a small range start one; an elementwise operator on step
 functions of the same source and scalar constants gives another, see `bnncc.recognise.signs`.
 """
 
@@ -25,7 +25,7 @@ from bnncc.recognise.monotone import (
 Array = np.ndarray
 
 MAX_CUTS = 255
-"""Thresholds of a quantizer of 8 bits."""
+"""Number of thresholds of an 8-bit quantizer."""
 
 FAR = np.float32(np.inf)
 
@@ -40,7 +40,7 @@ _ELEMENTWISE = {
 }  # fmt: skip
 _ROUNDINGS = {"Round", "Floor", "Ceil"}
 _SIGN_PRESERVING = {"Tanh", "Softsign", "Erf", "Atan", "Sinh", "Asinh"}
-"""Strictly increasing operators with f(0) = 0 that cannot round a nonzero value to zero."""
+"""Strictly increasing operators with f(0) = 0 that never round a nonzero value to zero."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class StepFunction:
     """A piecewise constant function of one source tensor."""
 
     source: str
-    """The real tensor."""
+    """The real-valued tensor."""
     cuts: Array
-    """Shape (count,): where pieces begin but the first, ascending: a piece holds its cut."""
+    """Shape (count,), ascending: the first number of each piece except the first piece."""
     values: Array
-    """Shape (count + 1,): on each piece; neighbours differ."""
+    """Shape (count + 1,): the value of each piece; adjacent values differ."""
 
 
 def analyse(graph: Graph) -> dict[str, StepFunction]:
@@ -61,7 +61,7 @@ def analyse(graph: Graph) -> dict[str, StepFunction]:
     Parameters
     ----------
     graph : Graph
-        After `simplify`; comparisons of tensors become those of differences with 0.
+        After `simplify`; comparisons of two tensors become comparisons of their difference with 0.
     """
     steps: dict[str, StepFunction] = {}
     producers = graph.producers()
@@ -79,7 +79,7 @@ def analyse(graph: Graph) -> dict[str, StepFunction]:
 
 
 def _step_function(source: str, cuts: Array, values: Array) -> StepFunction | None:
-    """Return a step function without cuts that make no difference; None if there are too many."""
+    """Return a step function without redundant cuts; None if there are too many."""
     with np.errstate(invalid="ignore"):
         differ = (values[1:] != values[:-1]) & ~(np.isnan(values[1:]) & np.isnan(values[:-1]))
     if differ.sum() > MAX_CUTS:
@@ -99,7 +99,7 @@ def _scalar(graph: Graph, name: str) -> np.ndarray | None:
 def _compose(
     node: Node, graph: Graph, steps: dict[str, StepFunction], producers: dict[str, Node]
 ) -> StepFunction | None:
-    """Return the step function of an operator over step functions of one source."""
+    """Return the step function of an operator applied to step functions of one source."""
     names = [i for i in dict.fromkeys(node.inputs) if i in steps]
     own = _common([steps[i] for i in names], graph, producers)
     if not own:
@@ -129,7 +129,7 @@ def _compose(
         with np.errstate(all="ignore"):
             values = np.asarray(evaluate_node(node, args)[0])
     except InputError:
-        return None  # an index outside: the network will say so, if it meets one
+        return None  # an index out of range: an error at run time, if it occurs
     if values.size == 1:
         values = np.broadcast_to(values.reshape(-1), (len(cuts) + 1,))
     if values.shape != (len(cuts) + 1,):
@@ -140,7 +140,7 @@ def _compose(
 def _common(
     steps: list[StepFunction], graph: Graph, producers: dict[str, Node]
 ) -> list[StepFunction]:
-    """Return step functions as such of one tensor; none if there is no such tensor."""
+    """Express step functions in terms of one common tensor; return [] if there is none."""
     if len({s.source for s in steps}) < 2:
         return steps
     chains = [_chain_above(s.source, graph, producers) for s in steps]
@@ -157,7 +157,7 @@ def _common(
 def _chain_above(
     name: str, graph: Graph, producers: dict[str, Node]
 ) -> dict[str, tuple[Node, ...]]:
-    """Return the tensors that `name` is a rising or falling function of, with the nodes between."""
+    """Return the tensors of which `name` is a monotone function, with the nodes in between."""
     table: dict[str, tuple[Node, ...]] = {name: ()}
     nodes: tuple[Node, ...] = ()
     while len(nodes) < _MAX_CHAIN and (node := producers.get(name)) is not None:
@@ -173,14 +173,14 @@ def _chain_above(
 def _moved_up(
     step: StepFunction, source: str, nodes: tuple[Node, ...], graph: Graph
 ) -> StepFunction | None:
-    """Return a step function of what its source is computed from by rising or falling nodes."""
+    """Express a step function in terms of a tensor whose monotone function is its source."""
     if not nodes:
         return step
     ends = evaluate_at(nodes, np.array([-_LARGEST, _LARGEST]), graph)
     falls = bool(ends[0] > ends[1])
     if not len(step.cuts) or np.isnan(ends).any() or ends[0] == ends[1]:
         return None
-    # The first number from which on the function is at, or (falling) no longer at, each cut.
+    # The first number at which the (rising) function reaches a cut or the (falling) one leaves it.
     low = np.full(len(step.cuts), place_of(-_LARGEST) - 1, np.int64)
     high = np.full(len(step.cuts), place_of(_LARGEST) + 1, np.int64)
     high = first_reached(
@@ -189,13 +189,13 @@ def _moved_up(
     values = step.values
     if falls:
         high, values = high[::-1], values[::-1]
-    inside = high <= place_of(_LARGEST)  # others are never reached
+    inside = high <= place_of(_LARGEST)  # the other cuts are never reached
     if not inside.all():
         high, values = high[inside], values[np.append(True, inside)]
     if not len(high):
         return StepFunction(source, step.cuts[:0], values[:1])
     cuts, first = np.unique(high, return_index=True)
-    # Of pieces that shrink to nothing the last one stays.
+    # Of several pieces that become empty, keep the last.
     last = np.append(first[1:], len(high)) - 1
     return _step_function(source, float_at(cuts), np.append(values[:1], values[1:][last]))
 
@@ -203,7 +203,7 @@ def _moved_up(
 def _start(
     node: Node, graph: Graph, producers: dict[str, Node], rewritten: list[Node]
 ) -> StepFunction | None:
-    """Return the step function that a `Sign` or a comparison with a constant starts."""
+    """Return the step function of a `Sign`, or of a comparison with a constant."""
     if node.op == "Sign":
         source = _through_monotone(node.inputs[0], graph, producers)
         if graph.types[source].dtype != "float32":
@@ -227,7 +227,7 @@ def _start(
             return None
         point = float(cut[0])
         source = _through_monotone(data, graph, producers) if point == 0.0 else data
-    else:  # x >= t is exactly x - t >= 0 in IEEE arithmetic with subnormals
+    else:  # in IEEE arithmetic with subnormals, x >= t is exactly x - t >= 0
         source, point = graph.fresh(f"{data}.minus"), 0.0
         graph.types[source] = TensorType(graph.types[data].shape, "float32")
         rewritten.append(Node("Sub", [data, bound], [source], {}, node.name))
@@ -244,7 +244,7 @@ def _around(source: str, cut: float, values: Array) -> StepFunction | None:
 
 
 def _start_division(node: Node, graph: Graph, producers: dict[str, Node]) -> StepFunction | None:
-    """Return the step function of ``x / |x|``: 1 and -1, but for 0."""
+    """Return the step function of ``x / |x|``: -1 or 1, undefined at 0."""
     for data, other in (node.inputs, node.inputs[::-1]):
         size = producers.get(other)
         if size is not None and size.op == "Abs" and size.inputs[0] == data:
@@ -256,7 +256,7 @@ def _start_division(node: Node, graph: Graph, producers: dict[str, Node]) -> Ste
 
 
 def _start_rounding(node: Node, graph: Graph, producers: dict[str, Node]) -> StepFunction | None:
-    """Return the step function of rounding where the range holds one step: DoReFa's 1-bit form."""
+    """Return the step function of a rounding whose range holds one step, as in 1-bit DoReFa."""
     source = node.inputs[0]
     low, high = interval(source, graph, producers)
     if not (np.isfinite(low) and np.isfinite(high)) or graph.types[source].dtype != "float32":
@@ -270,12 +270,12 @@ def _start_rounding(node: Node, graph: Graph, producers: dict[str, Node]) -> Ste
 
 
 def interval(name: str, graph: Graph, producers: dict[str, Node]) -> tuple[float, float]:
-    """Return bounds of a tensor's values, from clips and the like above it.
+    """Return bounds of a tensor's values, derived from Clips and similar operators before it.
 
     Returns
     -------
     tuple of float
-        Infinities where nothing is known; to within rounding.
+        Up to rounding; infinite if unknown.
     """
     low, high = -np.inf, np.inf
     factor = 1.0
@@ -304,7 +304,7 @@ def interval(name: str, graph: Graph, producers: dict[str, Node]) -> tuple[float
 
 
 def _through_monotone(name: str, graph: Graph, producers: dict[str, Node]) -> str:
-    """Skip operators that keep the sign of every value: hardtanh before a sign, for one."""
+    """Skip operators that preserve the sign of every value, e.g. hardtanh before a sign."""
     while (node := producers.get(name)) is not None:
         clip = node.op == "Clip" and _straddles_zero(node, graph)
         if not clip and node.op not in _SIGN_PRESERVING:

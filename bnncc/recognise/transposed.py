@@ -1,4 +1,4 @@
-"""Cut transposed convolutions into ordinary ones, and enlarge images after what follows them.
+"""Split transposed convolutions into ordinary ones, and interleave images after later operators.
 
     before: y = ConvTranspose(x, W); z = BatchNormalization(y); s = Sign(z)        stride 2
     after:  y0 = Conv(x, W0); ... y3 = Conv(x, W3); s0 = Sign(BatchNormalization(y0)); ...
@@ -6,11 +6,11 @@
     before: y = Resize(x); s = Sign(y)                                nearest, twice as large
     after:  t = Sign(x); s = bnncc.Interleave(t, t, t, t)
 
-Outputs whose places leave the same remainder when divided by the stride (a *phase*) are sums over
-the same taps of W, and for neighbouring ones the data move by one: an ordinary convolution of
-stride 1. No product with an inserted zero is left. Elementwise operators, signs and quantizers are
-computed on phases, so that it is bits that are interleaved, where possible. Enlarging by whole
-factors to the nearest pixel has phases that are all the same.
+Output positions with the same remainder modulo the stride (a *phase*) are sums over the same taps
+of W, and adjacent ones read data shifted by one. So a phase is an ordinary convolution of stride 1,
+and no products with inserted zeros are computed. Elementwise operators, signs and quantizers are
+applied to phases, so that bits are interleaved where possible. Upsampling by integer factors
+(nearest neighbour) has phases that are all equal.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from bnncc.recognise.affine import channel_vector
 from bnncc.report import Layer
 
 INTERLEAVE = "bnncc.Interleave"
-"""Operator that puts phases side by side. Attributes: ``strides``, and ``starts``: the first row
-and column taken of each phase. Phase ``a * strides[1] + b`` holds output rows ``a + strides[0] *
-i`` and columns ``b + strides[1] * j``."""
+"""Operator that interleaves phases. Attributes: ``strides``, and ``starts``: the first row and
+column of each phase. Phase ``a * strides[1] + b`` holds output rows ``a + strides[0] * i`` and
+columns ``b + strides[1] * j``."""
 
 _ALIKE = {
     "Add", "Sub", "Mul", "Div", "Neg", "Relu", "LeakyRelu", "PRelu", "Clip", "BatchNormalization",
     "bnncc.Sign", LEVELS, ROUND, NARROW,
 }  # fmt: skip
-"""Operators that treat all places alike, if their constants do."""
+"""Operators that treat all positions alike, if their constants do."""
 
 
 @dataclass(frozen=True)
@@ -44,34 +44,35 @@ class Phase:
     """One phase along one axis, as an ordinary convolution of stride 1."""
 
     taps: tuple[int, ...]
-    """Of the transposed kernel, in the order in which the convolution has them."""
+    """Taps of the transposed kernel, in the order of the convolution's kernel."""
     dilation: int
-    """Of the convolution."""
+    """Dilation of the convolution."""
     pads: tuple[int, int]
-    """At the beginning and at the end."""
+    """Padding at the beginning and at the end."""
     start: int
-    """The first of its outputs that is one of the phase."""
+    """Index of the convolution's first output that belongs to the phase."""
 
 
 def phases(
     size: int, out: int, *, kernel: int, stride: int, dilation: int = 1, pad: int = 0
 ) -> list[Phase]:
-    """Cut a transposed convolution along one axis.
+    """Split a transposed convolution along one axis.
 
-    Output place ``j`` sums the taps ``t`` at data places ``i`` with ``i * stride + t * dilation ==
-    j + pad``. So taps of phase ``j % stride`` are every ``stride / gcd(stride, dilation)``-th.
+    Output position ``j`` sums the taps ``t`` at data positions ``i`` with ``i * stride + t *
+    dilation == j + pad``. So a phase ``j % stride`` has every ``stride / gcd(stride, dilation)``-th
+    tap.
 
     Parameters
     ----------
     size, out : int
-        Extents of data and of the result.
+        Sizes of data and result.
     kernel, stride, dilation, pad : int
-        Of the transposed convolution; `pad` at the beginning.
+        Of the transposed convolution; `pad` is at the beginning.
 
     Returns
     -------
     list of Phase
-        One for each remainder; those without taps sum nothing.
+        One for each remainder; a phase may have no taps.
 
     Examples
     --------
@@ -87,7 +88,7 @@ def phases(
             made.append(Phase((), 1, (0, 0), 0))
             continue
         step, count = dilation // common, -(-out // stride)
-        first = whole - (taps[-1] * dilation - rest) // stride  # where the last tap reads
+        first = whole - (taps[-1] * dilation - rest) // stride  # position that the last tap reads
         before, start = max(0, -first), max(0, first)
         last = first + count - 1 + (len(taps) - 1) * step
         pads = before, max(0, last - (size - 1))
@@ -96,7 +97,7 @@ def phases(
 
 
 def split_transposed(graph: Graph) -> None:
-    """Rewrite what enlarges images, and what follows it.
+    """Rewrite upsampling operators, and the operators after them.
 
     Runs after `recognise_signs`.
     """
@@ -105,7 +106,7 @@ def split_transposed(graph: Graph) -> None:
 
 
 def repeats(node: Node, graph: Graph) -> tuple[int, int] | None:
-    """Return how often a `Resize` repeats the rows and columns of an image; None if it does not."""
+    """Return how often a `Resize` repeats rows and columns of an image; None if it does not."""
     data, out = graph.types[node.inputs[0]], graph.types[node.outputs[0]]
     mode = str(node.attrs.get("coordinate_transformation_mode", "half_pixel"))
     shift = {"asymmetric": 0.0, "half_pixel": 0.5, "pytorch_half_pixel": 0.5}.get(mode)
@@ -139,7 +140,7 @@ _NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def why_not(node: Node, graph: Graph) -> str:
-    """Return why a transposed convolution is not cut; empty if it is."""
+    """Return why a transposed convolution is not split, or "" if it is."""
     kinds = [graph.types[i] for i in (node.inputs[0], node.outputs[0])]
     if any(i not in graph.constants for i in node.inputs[1:] if i):
         return "its weights are computed at run time"
@@ -173,14 +174,14 @@ def _axes(node: Node, graph: Graph) -> tuple[list[Phase], list[Phase]]:
 
 
 def joined(layers: list[Layer], graph: Graph) -> list[Layer]:
-    """Make one layer of the phases of each transposed convolution.
+    """Merge the layers of each transposed convolution's phases into one layer.
 
     Parameters
     ----------
     layers : list of Layer
         In order.
     graph : Graph
-        Knows which layers stand for a ConvTranspose of the file.
+        Tells which layers belong to a ConvTranspose of the file.
     """
     result: list[Layer] = []
     for layer in layers:
@@ -195,7 +196,7 @@ def joined(layers: list[Layer], graph: Graph) -> list[Layer]:
 
 
 class _Writer:
-    """Writes the new nodes; `parts` are the phases of tensors, `starts` where they begin."""
+    """Writes the new nodes; `parts` are the phases of tensors, `starts` their first positions."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -204,7 +205,7 @@ class _Writer:
         self.layout: dict[str, dict[str, object]] = {}
 
     def written(self, node: Node) -> list[Node] | None:
-        """Return what takes the place of `node`, or None."""
+        """Return the replacement of `node`, or None."""
         self.nodes = []
         if node.op == "ConvTranspose" and not why_not(node, self.graph):
             self._split(node)
@@ -215,7 +216,7 @@ class _Writer:
         return self.nodes
 
     def _split(self, node: Node) -> None:
-        """Append the convolutions in place of `node`."""
+        """Append the convolutions that replace `node`."""
         graph, out = self.graph, node.outputs[0]
         weight = graph.constants[node.inputs[1]]
         groups = int(node.attrs.get("group", 1))
@@ -247,7 +248,7 @@ class _Writer:
         self._interleave(out, parts, {"strides": (len(rows), len(columns)), "starts": starts})
 
     def _repeat(self, node: Node, factors: tuple[int, int]) -> None:
-        """Interleave the image that `node` enlarges with itself."""
+        """Interleave the image that `node` upsamples with itself."""
         count = factors[0] * factors[1]
         starts = [(0, 0)] * count
         parts = node.inputs[:1] * count
@@ -272,7 +273,7 @@ class _Writer:
         self.nodes.append(Node(INTERLEAVE, list(parts), [out], dict(layout), out))
 
     def _on_phases(self, node: Node) -> bool:
-        """Append `node` once for each phase, if it treats all places alike."""
+        """Append `node` once for each phase, if it treats all positions alike."""
         constants, types = self.graph.constants, self.graph.types
         data = [i for i in node.inputs if i and i not in constants]
         if node.op not in _ALIKE or len(data) != 1 or data[0] not in self.parts:

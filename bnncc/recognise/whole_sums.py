@@ -1,10 +1,10 @@
-"""Sums of integers stay floats where the model stores them as integers in between.
+"""Remove casts of integer sums to integer types and back to float32.
 
     before: s = MatMul(q, W); i = Cast(s, int32); f = Cast(i, float32)        q and W integers
     after:  s = MatMul(q, W)
 
-Below 2^24 float32 holds every integer, so neither Cast changes anything. `MatMulInteger` gives
-int32, and most models go on with floats.
+Float32 holds every integer below 2^24 exactly, so neither Cast changes a value. `MatMulInteger`
+returns int32, and most models continue in float.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from bnncc.recognise.lattice import Lattice, lattices
 
 _SAME = {"Reshape", "Transpose", "Identity", "Neg"}
 _SIGNED = ("int8", "int16", "int32", "int64", "float32", "float64")
-"""Types that whole numbers are cast to without growing: unsigned ones wrap, float16 overflows."""
+"""Integer types that a cast cannot enlarge: unsigned types wrap around, and float16 overflows."""
 
 
 def drop_integer_casts(graph: Graph) -> None:
-    """Drop casts of whole numbers to integers and back to float32.
+    """Drop casts of integer-valued tensors to integer types and back to float32.
 
     Parameters
     ----------
     graph : Graph
-        After `move_row_scales`; rewritten in place.
+        After `move_row_scales`; modified in place.
     """
     held, producers = lattices(graph), graph.producers()
     tops: dict[str, float] = {}
@@ -46,7 +46,7 @@ def drop_integer_casts(graph: Graph) -> None:
 
 
 def _before_casts(node: Node, graph: Graph, producers: dict[str, Node]) -> str:
-    """Return the float32 tensor that a node casts back to that type; empty if it does not."""
+    """Return the float32 tensor that a node casts back to float32, or ""."""
     inner = producers.get(node.inputs[0]) if node.op == "Cast" else None
     if inner is None or inner.op != "Cast" or graph.types[inner.outputs[0]].dtype not in _WIDE:
         return ""
@@ -60,7 +60,7 @@ _WIDE = ("int32", "int64")
 def _top(
     node: Node, graph: Graph, tops: dict[str, float], held: dict[str, Lattice]
 ) -> float | None:
-    """Return a bound of the integers that a node gives; None if it may give other numbers."""
+    """Return a bound of the integers that a node gives; None if they may not be integers."""
 
     def of(name: str) -> float | None:
         if name in held:
@@ -84,7 +84,7 @@ def _top(
 
 
 def _largest(values: np.ndarray) -> float | None:
-    """Return the largest magnitude of whole numbers; None if they are not whole."""
+    """Return the largest magnitude of integers; None if some are not integers."""
     if values.dtype.kind not in "fiu" or not values.size or not np.isfinite(values).all():
         return None
     whole = bool((np.rint(values) == values).all())
