@@ -1,1 +1,1 @@
-"""From the physical graph to machine code: Relax, LLVM, C for bare machines, cubins for GPUs."""
+"""Code generation from the physical graph: Relax, LLVM, C without a runtime, GPU binaries."""

@@ -1,9 +1,9 @@
-"""Leave out checks of arguments that the network makes itself.
+"""Remove argument checks between kernels of a network.
 
-TVM lets each kernel compare type, shape, strides, alignment and device of every tensor with what it
-declares. That is needed where the caller's tensors come in. Between kernels all tensors lie where
-the static plan puts them, and the checks would only be code: a large part of the library of a
-network with many small layers, which takes its time to compile.
+TVM makes each kernel compare type, shape, strides, alignment and device of every tensor with its
+declaration. That is needed for the caller's tensors. Between kernels, the static plan determines
+all tensors, and the checks only add code: a large part of the library, and of its compile time, for
+a network with many small layers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MADE = {"relax.memory.alloc_tensor", "relax.builtin.alloc_tensor"}
 
 
 def mark_trusting(module: tvm.IRModule, _: Any) -> tvm.IRModule:
-    """Mark the kernels that only get constants and tensors that the network has allocated.
+    """Mark kernels that only receive constants and tensors allocated by the network.
 
     Parameters
     ----------
@@ -53,14 +53,14 @@ def _note_calls(func: relax.Function, trusting: dict[str, bool]) -> None:
 
 
 def without_checks(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return a lowered kernel that trusts its arguments if it is marked; its own checks stay."""
+    """Remove the argument checks of a marked, lowered kernel; its own checks remain."""
     if func.attrs is None or _TRUSTED not in func.attrs:
         return func
     bodies: list[Any] = []
     own: set[Any] = set()
 
     def inside(node: Any) -> None:
-        if node.attr_key == "compute_scope":  # TVM's name for the kernel without its checks
+        if node.attr_key == "compute_scope":  # marks the kernel without TVM's checks
             bodies.append(node.body)
             tvm_ffi.structural_walk(node.body, (tirx.AssertStmt, own.add))
 
@@ -68,6 +68,6 @@ def without_checks(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return node if node in own else tirx.Evaluate(0)
 
     tvm_ffi.structural_walk(func.body, (tirx.AttrStmt, inside))
-    if not bodies:  # nothing tells the kernel's own checks from TVM's
+    if not bodies:  # the kernel's own checks cannot be told from TVM's
         return func
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.AssertStmt, check)))

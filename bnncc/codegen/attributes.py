@@ -1,8 +1,8 @@
-"""Attributes of the Relax operators: a typed class for each kind of kernel, made from its spec.
+"""Attributes of the Relax operators: a typed class for each kind of kernel, derived from its spec.
 
-An attribute is a field of the spec, with its type and default; ``n``, ``height`` and ``width`` are
-none, for the first operand has them. What is nested (steps, a fused pooling) is a list of maps, or
-a map, with the fields that differ from their defaults: it prints and parses as Python does.
+Each field of the spec is an attribute, with its type and default, except ``n``, ``height`` and
+``width``, which follow from the first operand. Nested data (steps, a fused pooling) are lists of
+maps, or maps, of the fields that differ from their defaults; they print and parse like Python.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tvm_ffi.dataclasses import py_class
 from bnncc.topi_binary.spec import RowPool, Spec, Step
 
 EXTENTS = ("n", "height", "width")
-"""Fields that the first operand tells."""
+"""Fields that follow from the first operand."""
 
 _NESTED = tvm_ffi.Map[str, Any]
 
 
 @functools.cache
 def of_kind(kind: type[Any]) -> type[Attrs]:
-    """Return the class of attributes for a class of spec."""
+    """Return the attribute class for a spec class."""
     hints = get_type_hints(kind)
     fields = [field for field in dataclasses.fields(kind) if field.name not in EXTENTS]
     types = {field.name: _type(hints[field.name]) for field in fields}
@@ -40,7 +40,7 @@ def of_kind(kind: type[Any]) -> type[Attrs]:
 
 
 def _type(hint: Any) -> Any:
-    """Return what a field is in TVM."""
+    """Return TVM's type for a field."""
     if hint in (bool, float, int, str):
         return hint
     if hint is Step:
@@ -53,7 +53,7 @@ def _type(hint: Any) -> Any:
 
 
 def of_spec(spec: Spec) -> Attrs:
-    """Return the attributes of the call that computes `spec`."""
+    """Return the attributes of a call that computes `spec`."""
     given = {key: _nested(value) for key, value in _fields(spec) if key not in EXTENTS}
     kind: Any = type(spec)
     return of_kind(kind)(**given)
@@ -65,16 +65,16 @@ def to_spec(kind: type[Any], attrs: Attrs, data: Any) -> Spec:
     Parameters
     ----------
     kind : type
-        Its class.
+        Class of the spec.
     attrs : Attrs
         Of the call, from `of_spec` or from the text of a module.
     data : relax.TensorType
-        Of the first operand.
+        Type of the first operand.
 
     Raises
     ------
     TypeError
-        If an attribute or the operand is none of this kind.
+        If an attribute or the operand does not fit this kind.
     """
     own = {field.name for field in dataclasses.fields(kind)}
     given = {key: _plain(getattr(attrs, key)) for key in own - set(EXTENTS)}
@@ -89,7 +89,7 @@ def to_spec(kind: type[Any], attrs: Attrs, data: Any) -> Spec:
 
 
 def _extents(given: Mapping[str, Any], data: Any) -> dict[str, int | str]:
-    """Return batch and extents of the image that the first operand is."""
+    """Return batch and extents of the image in the first operand."""
     shape = None if data.shape is None else [_dim(d) for d in data.shape.values]
     if shape is None or not 2 <= len(shape) <= 4:
         raise TypeError(f"data of 2 to 4 dimensions with known extents expected, got {data}")
@@ -99,7 +99,7 @@ def _extents(given: Mapping[str, Any], data: Any) -> dict[str, int | str]:
 
 
 def _dim(value: Any) -> int | str:
-    """Return a number, the name of a symbol, or a product of both (``9*N``)."""
+    """Return a dimension as a number, the name of a symbol, or a product of both (``9*N``)."""
     if isinstance(value, tirx.Mul):
         return f"{_dim(value.a)}*{_dim(value.b)}"
     return int(value) if isinstance(value, tirx.IntImm) else str(value)
@@ -110,15 +110,15 @@ def _fields(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _nested(value: Any) -> Any:
-    """Return a field's value with maps for dataclasses, without what is by default."""
+    """Convert dataclasses in a field's value to maps, omitting defaults."""
     if isinstance(value, tuple):
         return [_nested(one) for one in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # as TVM prints it
+        return str(value)  # in TVM's notation
     if not isinstance(value, (Step, RowPool)):
         return value
     defaults = {field.name: field.default for field in dataclasses.fields(value)}
-    # By their text: -0.0 is not 0.0.
+    # Compare texts, because -0.0 == 0.0.
     return {k: _nested(one) for k, one in _fields(value) if repr(one) != repr(defaults[k])}
 
 
@@ -128,7 +128,7 @@ def _step(given: Mapping[str, Any]) -> Step:
 
 
 def _plain(value: Any) -> Any:
-    """Return what TVM made of a field's value as Python's own."""
+    """Convert a field's value from TVM's types to Python's."""
     if isinstance(value, tvm_ffi.Array):
         return tuple(_plain(one) for one in value)
     if isinstance(value, tvm_ffi.Map):

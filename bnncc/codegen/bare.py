@@ -1,9 +1,8 @@
-"""Kernels as plain C functions, for machines without TVM's runtime: pointers in, an int out.
+"""Kernels as plain C functions, without TVM's runtime.
 
-TVM's own lowering gives each kernel the calling convention of its runtime. Here that one pass is
-replaced: the buffers a kernel takes become pointers to their first element, and scratch memory that
-it would ask the runtime for is another pointer, the last one. What is left for the program to
-provide is the C library.
+TVM's own lowering gives each kernel the calling convention of its runtime. One pass is replaced
+here: tensors become pointers to their first element, scratch memory that would come from the
+runtime becomes a last pointer, and the function returns an int. Only the C library is needed.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ from bnncc.schedules.intrin import Intrinsic
 _CPU = 1
 
 FAILED = -1
-"""What a kernel returns that was given an index or a divisor that is not as demanded
-(`bnncc.codegen.guards`)."""
+"""Return code of a kernel that received an invalid index or divisor (`bnncc.codegen.guards`)."""
 
 
 def build(
@@ -48,14 +46,14 @@ def build(
     Parameters
     ----------
     functions : dict of str to PrimFunc
-        Scheduled for one thread, of fixed shapes, by the name of their symbol.
+        Scheduled for one thread, with static shapes, by symbol name.
     target : tvm.target.Target
         From `pipeline.tvm_target`.
     callers : mapping of str to PrimFunc, optional
-        Functions that call the kernels, by the name of their symbol; they take and know nothing
-        but pointers, and are taken as they are.
+        Functions that call the kernels, by symbol name; they use nothing but pointers, and are
+        compiled as they are.
     constants : mapping of str to bytes, optional
-        Read-only data, by the name of their symbol.
+        Read-only data, by symbol name.
 
     Returns
     -------
@@ -99,16 +97,16 @@ def build(
 
 
 def _parameters(name: str, func: tirx.PrimFunc, text: str) -> list[str]:
-    """Return the declarations of the tensors of a kernel, which LLVM knows to be read or written.
+    """Return the declarations of a kernel's tensors, with LLVM's knowledge of which are only read.
 
     Parameters
     ----------
     name : str
-        Of the kernel.
+        Name of the kernel.
     func : PrimFunc
-        As it was given.
+        The kernel as passed in.
     text : str
-        LLVM's, of all kernels.
+        LLVM IR of all kernels.
     """
     found = re.search(rf"^define [^\n]*@{name}\(([^\n]*?)\) [^()\n]*{{$", text, re.M)
     attributes = found[1].split("ptr ")[1:-1] if found else []  # scratch memory is last
@@ -121,24 +119,24 @@ def _parameters(name: str, func: tirx.PrimFunc, text: str) -> list[str]:
 
 
 def constant(name: str, data: bytes, linkage: str = "") -> str:
-    """Return LLVM code for read-only bytes."""
+    """Return LLVM IR for read-only bytes."""
     data = data or bytes(1)
     content = "".join(map(_QUOTED.__getitem__, data))
     return f'\n@{name} = {linkage}constant [{len(data)} x i8] c"{content}", align {ALIGNMENT}\n'
 
 
 _QUOTED = [chr(i) if 32 <= i < 127 and i not in b'"\\' else f"\\{i:02X}" for i in range(256)]
-"""Bytes, as LLVM's language has them in texts."""
+"""Escapes of bytes in LLVM IR strings."""
 
 _FUNCTION = re.compile(r"^(attributes #\d+ = \{ )", re.M)
-"""Attributes of functions; one more makes LLVM say the size of their frames."""
+"""Function attributes; one more makes LLVM report the size of stack frames."""
 
 _FRAME = re.compile(r"stack frame size \((\d+)\) exceeds limit \(\d+\) in function '(\w+)'")
 
 
 @contextlib.contextmanager
 def _errors_to(place: Path) -> Iterator[None]:
-    """Write standard error to a file: LLVM has no other way to say the size of frames."""
+    """Redirect standard error to a file: LLVM reports frame sizes only there."""
     saved = os.dup(2)
     try:
         with open(place, "wb") as file:
@@ -150,7 +148,7 @@ def _errors_to(place: Path) -> Iterator[None]:
 
 
 def _without_halves(text: str) -> str:
-    """Drop TVM's conversions of float16 from LLVM's text of a module that has no such numbers."""
+    """Remove TVM's float16 conversions from the LLVM IR of a module without float16."""
     left = _CONVERSION.sub("", text)
     return text if re.search(r"\bhalf\b", left) else left
 
@@ -159,14 +157,14 @@ _CONVERSION = re.compile(r"^define weak [^\n]*@__(?:trunc|extend)[sh]f[sh]f2\(.*
 
 
 def _without_scalable(target: tvm.target.Target) -> tvm.target.Target:
-    """Hide RISC-V's vectors from TVM's passes, which take them to be of unknown length."""
+    """Hide RISC-V's vectors from TVM's passes, which would use vectors of unknown length."""
     attrs = {key: target.attrs[key] for key in target.attrs}
     kept = [feature for feature in attrs.get("mattr", ()) if feature != "+v"]
     return tvm.target.Target({"kind": target.kind.name, **attrs, "mattr": kept})
 
 
 def loaded_bytes(library: bytes) -> int:
-    """Return how many bytes of an object file (ELF) take memory of the device."""
+    """Return how many bytes of an object file (ELF) occupy memory on the device."""
     wide = library[4] == 2
     start, size, count = (
         (struct.unpack_from("<Q", library, 40)[0], *struct.unpack_from("<2H", library, 58))
@@ -188,7 +186,7 @@ def lowered_by(
     functions: Mapping[str, tirx.PrimFunc],
     target: tvm.target.Target,
 ) -> tvm.IRModule:
-    """Return a module of functions, by the names of their symbols, after `passes`."""
+    """Return a module of functions, by symbol name, after `passes`."""
     named = {
         name: f.with_attr("global_symbol", name).with_attr("target", target)
         for name, f in functions.items()
@@ -198,7 +196,7 @@ def lowered_by(
 
 
 def without_blocks() -> list[tvm.transform.Pass]:
-    """Return the passes that all lowering begins with: blocks are prepared for their removal."""
+    """Return the first passes of all lowering, which prepare blocks for their removal."""
     return [
         s_tir.transform.CanonicalizeLoop(),
         s_tir.transform.LowerInitBlock(),
@@ -211,7 +209,7 @@ def without_blocks() -> list[tvm.transform.Pass]:
 
 
 def _passes() -> list[tvm.transform.Pass]:
-    """Return TVM's lowering for CPUs, with our calling convention in place of its own."""
+    """Return TVM's lowering for CPUs, with our calling convention."""
     return [
         *without_blocks(),
         s_tir.transform.AnnotateIrregularLoop(),
@@ -237,7 +235,7 @@ def _passes() -> list[tvm.transform.Pass]:
 
 
 def _returned(module: tvm.IRModule, _: Any) -> tvm.IRModule:
-    """Let checks that fail end their function with `FAILED`, where TVM would raise."""
+    """Make failed checks return `FAILED`, where TVM would raise an error."""
 
     def check(node: Any) -> Any:
         left = tirx.Evaluate(tirx.tvm_throw_last_error())  # becomes `return -1`
@@ -253,7 +251,7 @@ def _returned(module: tvm.IRModule, _: Any) -> tvm.IRModule:
 
 
 def _pointers(module: tvm.IRModule, _: Any) -> tvm.IRModule:
-    """Give every function pointers for its buffers, and C's calling convention."""
+    """Replace buffers by pointers, and use the C calling convention."""
     out = {}
     for var, func in module.functions_items():
         pointers = [
@@ -263,7 +261,7 @@ def _pointers(module: tvm.IRModule, _: Any) -> tvm.IRModule:
         body = func.body
         for buffer, pointer in reversed(list(zip(func.params, pointers, strict=True))):
             body = tirx.DeclBuffer(buffer, body, data=pointer)
-        # Where scratch memory is asked for.
+        # Scratch memory is requested with these attributes.
         for key, value in (("device_id", 0), ("device_type", _CPU)):
             body = tirx.AttrStmt(tirx.const(0, "int32"), key, tirx.const(value, "int32"), body)
         bare = tirx.PrimFunc(pointers, body, tvm.ir.PrimType("int32"))
@@ -274,14 +272,14 @@ def _pointers(module: tvm.IRModule, _: Any) -> tvm.IRModule:
 
 
 def _with_scratch(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]]:
-    """Let kernels take what they allocate from a last parameter; refuse what calls the runtime.
+    """Let kernels take scratch memory as a last parameter; reject calls of the runtime.
 
     Returns
     -------
     module : tvm.IRModule
         With that parameter.
     scratch : dict of str to int
-        Bytes of it, by kernel.
+        Bytes of scratch memory, by kernel.
 
     Raises
     ------
@@ -303,7 +301,7 @@ def _with_scratch(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]]:
 
 
 def _for_wasm(module: tvm.IRModule) -> tvm.IRModule:
-    """Write what LLVM would do lane by lane in WebAssembly as `intrin_wasm` has it."""
+    """Replace operations that LLVM would split into lanes for WebAssembly, using `intrin_wasm`."""
     sources: list[str] = []
 
     def used(instruction: Intrinsic, operand: Any) -> Any:
@@ -335,11 +333,11 @@ def _for_wasm(module: tvm.IRModule) -> tvm.IRModule:
 
 
 _SMALL = "int32", "int16", "int8", "uint16", "uint8"
-"""Integers that int32 holds."""
+"""Range of int32."""
 
 
 def _from_scratch(place: tirx.Var, sizes: list[int], refused: list[str], call: Any) -> Any:
-    """Return what takes the place of a call of the runtime; put on record what it asks for."""
+    """Return the replacement of a runtime call, and record the memory that it requests."""
     op = str(getattr(call.op, "name", ""))
     if op == memory.ALLOCATE:
         sizes.append(-(-int(call.args[2]) // ALIGNMENT) * ALIGNMENT)

@@ -1,4 +1,4 @@
-"""BitStream's memory formulas, to be shown beside what kernels take."""
+"""Memory formulas of the BitStream paper, for comparison in the report."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from bnncc.topi_binary.spec import BinaryConv2d, Spec
 
 
 def bitstream(spec: Spec | None) -> tuple[int, int] | None:
-    """Return what BitStream's formulas count for a binary convolution; None for other kernels.
+    """Return the memory by BitStream's formulas for a binary convolution; None for other kernels.
 
-    They are for a convolution with threshold and 2x2 pooling, as many outputs as inputs, and floats
-    of 4 bytes: its equation 16 (float convolution as a matrix product), and 17 (packed data).
+    The formulas apply to a convolution with threshold and 2x2 pooling, equally many inputs and
+    outputs, and 4-byte floats: equation 16 (float convolution as a matrix product) and 17 (packed).
 
     Examples
     --------

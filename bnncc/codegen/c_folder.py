@@ -1,4 +1,4 @@
-"""The folder of a network in C: a header, weights and call order, kernels, and a check.
+"""The folder of a network in C: header, weights and call order, kernels, and a check program.
 
 Kernels are of two kinds: C99 text with the weights as arrays (``c_kernels``), or an object file
 that holds the weights too (``bare``). For a network called ``digits``, ``digits.h`` has the
@@ -35,10 +35,10 @@ from bnncc.runtime.manifest import TensorInfo
 from bnncc.targets.spec import TargetSpec
 
 CHECKED_BYTES = 16 << 10
-"""Of inputs and outputs in the program that checks."""
+"""File suffix of inputs and outputs for the check program."""
 
 CHECK = "_check.c"
-"""Ends the name of that program."""
+"""Suffix of the check program's name."""
 
 
 def make(
@@ -51,18 +51,18 @@ def make(
     module, target, name
         As of `c_network.build`.
     selfcheck : callable
-        What is stored of inputs.
+        Returns the stored test inputs.
     **ios
-        Inputs and outputs, as of `c_network.build`.
+        Inputs and outputs, as in `c_network.build`.
 
     Returns
     -------
     files : dict of str to bytes
-        By name, the same bytes for the same content.
+        By name; deterministic.
     made : Bare
-        What they are made of.
+        The network that they were made from.
     code : int
-        Bytes of code.
+        Size of the code in bytes.
     """
     made = c_network.build(module, target, name=name, **ios)
     pairs, coarse = made.pairs(selfcheck, CHECKED_BYTES)
@@ -83,7 +83,7 @@ def make(
 
 
 def check_bytes(files: Mapping[str, bytes]) -> int:
-    """Return the size of what the self-check of a network stores."""
+    """Return the size of the stored self-check of a network."""
     return sum(
         len(data)
         for name, data in files.items()
@@ -219,7 +219,7 @@ _SOFT_FLOATS = {
 
 
 def _soft_floats(library: bytes, arch: str) -> str:
-    """Return functions of floats that LLVM calls by names that Arm's libraries lack."""
+    """Return float functions that LLVM calls by names missing in Arm's libraries."""
     if arch != "thumbv6m":
         return ""
     used = [name for name in _SOFT_FLOATS if b"\0%s\0" % name.encode() in library]
@@ -229,7 +229,7 @@ def _soft_floats(library: bytes, arch: str) -> str:
 
 
 def array(head: str, value: np.ndarray) -> list[str]:
-    """Write an array in C; `head` has a place for its type."""
+    """Write an array in C; `head` has a placeholder for its type."""
     dtype = str(value.dtype)
     kind = C_TYPES[dtype]
     flat = np.ascontiguousarray(value).reshape(-1)
@@ -312,7 +312,7 @@ def _check(made: Bare, pairs: Mapping[str, np.ndarray], coarse: Mapping[str, flo
 
 
 def _wrong(tensor: TensorInfo, mine: str, right: str, coarse: Mapping[str, float]) -> str:
-    """Return the test whether a value is wrong, in C."""
+    """Return C code that tests whether a value is wrong."""
     if "float" not in tensor.dtype:
         return f"{mine} != {right}"
     near = max(coarse.get(tensor.name, 1e-4), COARSE.get(tensor.dtype, 0.0))
@@ -328,7 +328,7 @@ def _elements(tensor: TensorInfo) -> int:
 
 
 def nbytes(tensor: TensorInfo) -> int:
-    """Return the bytes of an input or output."""
+    """Return the size of an input or output in bytes."""
     return _elements(tensor) * np.dtype(tensor.dtype).itemsize
 
 
@@ -349,11 +349,11 @@ _COMPILERS = {
         }.items()
     },
 }  # fmt: skip
-"""A C compiler with its flags, and what runs its programs here, if anything; by architecture."""
+"""By architecture: a C compiler with its flags, and an emulator for its programs, if needed."""
 
 
 def compiler(target: TargetSpec) -> tuple[str, str]:
-    """Return a C compiler with its flags, and what runs its programs, if that is needed."""
+    """Return a C compiler with its flags, and an emulator for its programs, if needed."""
     command, emulator = _COMPILERS.get(target.arch, ("cc -std=c99 -O3", ""))
     extensions = "".join(f",{feature}=true" for feature in target.features[1:])
     return command.format(mcpu=target.mcpu), emulator.format(extensions=extensions)
@@ -398,7 +398,7 @@ _NEEDS = {
     True: "For any C99 compiler and any little-endian processor, without vector types.",
     False: "Kernels in an object file, and C99 that calls them. Needs of the CPU: FEATURES.",
 }
-"""By whether kernels are C."""
+"""Build instructions, by whether kernels are C."""
 
 _RUN = """\
     {compiler} {prefix}_check.c {prefix}.c {prefix}_kernels.{suffix} -lm -o check

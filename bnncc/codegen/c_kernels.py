@@ -1,8 +1,8 @@
-"""Kernels as portable C99: loops over words, for any compiler and any processor.
+"""Kernels as portable C99: loops over words, for any compiler and processor.
 
 A scheduled kernel is lowered by TVM's passes, without vectors and without TVM's runtime, and
-printed. The code converts no number implicitly and takes scratch memory from its caller. Words that
-are read or written in parts are accessed through types that may alias.
+printed as C. The code has no implicit conversions, and the caller provides scratch memory. Words
+that are accessed in parts have types that may alias.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from bnncc.errors import TargetError
 from bnncc.schedules import float_functions
 
 STACK_BYTES = 1024
-"""Tensors of more bytes lie in scratch memory, not on the stack."""
+"""Tensors of more bytes are in scratch memory, not on the stack."""
 
 Expr = Any
 
 
 def build(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> Kernels:
-    """Write kernels in C.
+    """Generate C for kernels.
 
     Parameters
     ----------
     functions : mapping of str to PrimFunc
-        Scheduled by `bnncc.schedules.portable`, of fixed shapes, by the name of their symbol.
+        Scheduled by `bnncc.schedules.portable`, with static shapes, by symbol name.
     target : tvm.target.Target
         From `pipeline.tvm_target`.
 
     Returns
     -------
     Kernels
-        As text, which follows `PRELUDE`.
+        C text that must be preceded by `PRELUDE`.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def build(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> 
 
 
 def _passes() -> list[tvm.transform.Pass]:
-    """Return TVM's lowering for CPUs as far as C goes, without vectors."""
+    """Return TVM's lowering for CPUs as far as C needs it, without vectors."""
     return [
         *bare.without_blocks(),
         s_tir.transform.LowerOpaqueBlock(),
@@ -86,7 +86,7 @@ def _passes() -> list[tvm.transform.Pass]:
 
 
 def _with_sigmoids(module: tvm.IRModule, _: Any) -> tvm.IRModule:
-    """Keep sigmoids, which TVM would write as ``1 / (1 + exp(-x))``: far from exact below 0."""
+    """Keep sigmoids, which TVM would write as ``1 / (1 + exp(-x))``: inaccurate below 0."""
 
     def kept(call: Any) -> Any:
         if str(getattr(call.op, "name", "")) != "tirx.sigmoid" or _dtype(call) != "float32":
@@ -99,7 +99,7 @@ def _with_sigmoids(module: tvm.IRModule, _: Any) -> tvm.IRModule:
 
 
 def _without_unread(module: tvm.IRModule, _: Any) -> tvm.IRModule:
-    """Leave out tensors that nothing reads: compilers warn of them."""
+    """Remove tensors that are never read, because compilers warn about them."""
 
     def kept(func: tirx.PrimFunc) -> tirx.PrimFunc:
         views, (_, read) = _views(func), _accessed(func)
@@ -145,7 +145,7 @@ typedef float BNNCC_PART part_float;
 typedef double BNNCC_PART part_double;
 
 """
-"""What the text of kernels begins with."""
+"""Text that precedes the kernels."""
 
 _HELPERS = {
     "popcount32": """\
@@ -206,12 +206,12 @@ static inline uint16_t bfloat16_of(float x) {
 }
 """,
 }
-"""Functions that kernels may call, each written where one does; later ones call earlier ones."""
+"""Helper functions, written if a kernel calls them; later ones call earlier ones."""
 
 _HALVES = ("float16", "bfloat16")
 
 _NARROW = ("int8", "uint8", "int16", "uint16")
-"""Types whose numbers C computes with as int."""
+"""Types that C promotes to int."""
 
 _BINARY = {
     tirx.Add: "+", tirx.Sub: "-", tirx.Mul: "*", tirx.Div: "/", tirx.Mod: "%", tirx.LT: "<",
@@ -225,21 +225,21 @@ _INSIDE = {
     **dict.fromkeys(_COMPARED, ("+", "-", "*")), **dict.fromkeys(("&&", "||"), _COMPARED),
     "&": ("&",), "|": ("|",), "^": ("^",),
 }  # fmt: skip
-"""Operations that need no parentheses as the left operand of others."""
+"""By operator: operators that need no parentheses as its left operand."""
 _RIGHT = {"+": ("*",), "-": ("*",), **{k: _INSIDE[k] for k in (*_COMPARED, "&&", "||")}}
-"""The same on the right."""
+"""The same for the right operand."""
 
 _FUNCTIONS = (
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "copysign", "cos", "cosh",
     "erf", "exp", "exp2", "fabs", "floor", "fmod", "hypot", "log", "log10", "log1p", "log2",
     "nearbyint", "nextafter", "pow", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
 )  # fmt: skip
-"""Calls that are functions of C's library of the same name."""
+"""Calls that map to a C library function of the same name."""
 
 _RENAMED = {"round": "nearbyint"}
 
 _OWN = {f"float_{name}": name for name in float_functions.FUNCTIONS}
-"""Functions of float32 that a C compiler can vectorize, by their names in C."""
+"""Float32 functions that a C compiler can vectorize, by their names in C."""
 
 
 class _Expressions:
@@ -249,17 +249,17 @@ class _Expressions:
         self.name, self.helpers = name, set[str]()
         self._names: dict[Any, str] = {}
         self._taken = {"scratch", *RESERVED, *_FUNCTIONS, *_HELPERS, *_OWN}
-        self._kinds: dict[str, str] = {}  # of pointers and arrays, by name
+        self._kinds: dict[str, str] = {}  # types of pointers and arrays, by name
         self._scalars: set[str] = set()
         self._views: Mapping[Any, Any] = {}
         self._written: Collection[Any] = ()
 
     def name_of(self, var: Any) -> str:
-        """Return the name of a variable, a new one if it has none."""
+        """Return the name of a variable, assigning one if necessary."""
         return self._named(var, var.name)
 
     def printed(self, expr: Expr) -> str:
-        """Return an expression."""
+        """Return an expression as C."""
         return self._top(expr)
 
     def _named(self, var: Any, wanted: str) -> str:
@@ -275,7 +275,7 @@ class _Expressions:
         return self._text(expr, 0)
 
     def _text(self, expr: Expr, bound: int) -> str:
-        """Return an expression; in parentheses if it is an operation and `bound` is not 0."""
+        """Return an expression as C, in parentheses if it is an operation and `bound` is not 0."""
         kind = type(expr)
         if kind in (*_BINARY, tirx.Min, tirx.Max) and _dtype(expr.a) in _HALVES:
             wide = kind(expr.a.astype("float32"), expr.b.astype("float32"))
@@ -307,7 +307,7 @@ class _Expressions:
             return f"!{self._text(expr.a, 1)}"
         if isinstance(expr, tirx.BitwiseNot):
             text, dtype = f"~{self._text(expr.a, 1)}", _dtype(expr)
-            if dtype == "uint32":  # compilers suspect `~` of a comparison
+            if dtype == "uint32":  # compilers warn about `~` of a comparison
                 return f"({self._text(expr.a, 1)} ^ 0xffffffffu)"
             return f"({C_TYPES[dtype]})({text})" if dtype in _NARROW else text
         if isinstance(expr, tvm.ir.Call):
@@ -317,7 +317,7 @@ class _Expressions:
         if isinstance(expr, tirx.Var) and expr in self._names:
             return self._names[expr]
         if isinstance(expr, tirx.Var) and expr.name.endswith("elem_offset"):
-            return "0"  # of a parameter
+            return "0"  # start of a parameter
         raise TargetError(f"kernel `{self.name}`: no C for {type(expr).__name__}")
 
     def _binary(self, expr: Expr, symbol: str) -> str:
@@ -339,7 +339,7 @@ class _Expressions:
         inner = _BINARY.get(type(expr), "")
         narrow = _dtype(expr) in _NARROW and inner not in _COMPARED
         if narrow and inner:
-            return self._top(expr)  # a cast
+            return self._top(expr)  # the operand is a cast
         fits = inner in (_INSIDE if left else _RIGHT).get(symbol, ())
         fits |= left and inner == symbol and symbol in ("&&", "||")
         return self._text(expr, 0 if fits else 1)
@@ -483,7 +483,7 @@ class _Function(_Expressions):
         self._offset = offset
 
     def _of_declbuffer(self, stmt: Any, depth: int) -> None:
-        pass  # `_views` knows
+        pass  # handled by `_views`
 
     def _of_allocbuffer(self, stmt: Any, depth: int) -> None:
         buffer = stmt.buffer
@@ -569,7 +569,7 @@ class _Function(_Expressions):
 
 
 def _own(name: str) -> str:
-    """Return the text of a function of `_OWN`."""
+    """Return the text of a helper function."""
     terms, x = _Expressions(name), tirx.Var("x", "float32")
     names, body = float_functions.written(_OWN[name], x, 1, lambda a, b, c: a * b + c)
     lines = [f"static inline float {name}(float {terms.name_of(x)}) {{"]
@@ -580,7 +580,7 @@ def _own(name: str) -> str:
 
 
 _LOOPS = "ijkmnpqrstuvw"
-"""Names of loops, from the outside in."""
+"""Names of loop variables, from the outside in."""
 
 _STORED = dict.fromkeys(_HALVES, "uint16")
 
@@ -590,7 +590,7 @@ def _dtype(expr: Expr) -> str:
 
 
 def _known(symbol: str, expr: Expr) -> str:
-    """Return what a comparison of unsigned numbers with 0 is, where that is known."""
+    """Return the constant value of a comparison of an unsigned number with 0, or ""."""
     if (symbol == "<=" and _is(expr.a, 0)) or (symbol == ">=" and _is(expr.b, 0)):
         return "1"
     return "0" * ((symbol == ">" and _is(expr.a, 0)) or (symbol == "<" and _is(expr.b, 0)))
@@ -609,7 +609,7 @@ def _function(name: str, dtype: str) -> str:
 
 
 def literal(value: Any, dtype: str) -> str:
-    """Return a number as C writes it."""
+    """Return a number as a C literal."""
     return _float(value, dtype) if "float" in dtype else _integer(int(value), dtype)
 
 
@@ -646,7 +646,7 @@ def _float(value: float, dtype: str) -> str:
 
 
 def _views(func: tirx.PrimFunc) -> dict[Any, Any]:
-    """Return which tensor a buffer is another name of."""
+    """Return, for each declared view, the tensor that it aliases."""
     found: dict[Any, Any] = {}
 
     def declared(stmt: Any) -> None:
@@ -660,21 +660,21 @@ def _views(func: tirx.PrimFunc) -> dict[Any, Any]:
 
 
 def _unused(body: Any) -> set[Any]:
-    """Return the variables that nothing reads, but for others of that kind."""
+    """Return the variables that are never read, except by other such variables."""
     binds: list[Any] = []
     tvm_ffi.structural_walk(body, (tirx.Bind, binds.append), order="pre")
     count = Counter[Any]()
     tvm_ffi.structural_walk(body, (tirx.Var, lambda var: count.update([var])))
     unused = set[Any]()
     for bind in reversed(binds):
-        if count[bind.var] == 1:  # where it is bound
+        if count[bind.var] == 1:  # only its definition
             unused.add(bind.var)
             tvm_ffi.structural_walk(bind.value, (tirx.Var, lambda var: count.subtract([var])))
     return unused
 
 
 def _accessed(func: tirx.PrimFunc) -> tuple[set[Any], set[Any]]:
-    """Return which parameters are written, and which are read."""
+    """Return the parameters that are written, and those that are read."""
     views, written, read = _views(func), set[Any](), set[Any]()
 
     def stored(stmt: Any) -> None:

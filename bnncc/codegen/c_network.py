@@ -1,7 +1,7 @@
 """A network without TVM's runtime: kernels, and the order in which they are called.
 
-`build` makes what folders of C (`c_folder`) and WebAssembly (`wasm_network`) are written from.
-Nothing is allocated at run time: the caller gives one arena, where each tensor has a fixed place.
+`c_folder` and `wasm_network` generate files from the result of `build`. Nothing is allocated at run
+time: the caller provides one arena, in which each tensor has a fixed place.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from bnncc.targets.spec import TargetSpec
 
 @dataclass(frozen=True)
 class CNetwork:
-    """A compiled network of C, from `driver.compile_c`."""
+    """A network compiled to C or WebAssembly, from `driver.compile_c`."""
 
     files: dict[str, bytes]
     """From `c_folder.make` or `wasm_network.make`."""
     content: dict[str, Any]
-    """What was compiled how, but for the size of the file."""
+    """The report, without the size of the file."""
 
     @property
     def report(self) -> dict[str, Any]:
-        """What was compiled how (docs/report.md)."""
+        """Return the report (docs/report.md)."""
         size = len(archive(self.files))
         return dict(report.with_old_keys(report.with_file_size(self.content, size)))
 
     def save(self, path: str | Path) -> int:
-        """Write all files atomically, and return their size in bytes.
+        """Write all files atomically; return their size in bytes.
 
-        They become a tar file, or a folder if `path` has no suffix (`names_folder`).
+        The result is a tar file, or a folder if `path` has no suffix (`names_folder`).
         """
         if names_folder(Path(path)):
             return write_folder(Path(path), self.files)
@@ -59,7 +59,7 @@ class Bare:
     """A network as kernels without a runtime, and the order in which they are called."""
 
     prefix: str
-    """What its symbols begin with."""
+    """Prefix of its symbols."""
     order: Order
     sizes: Sizes
     given: Named
@@ -69,17 +69,17 @@ class Bare:
 
     @property
     def library(self) -> bytes:
-        """The object file, or the text of kernels."""
+        """The object file, or the C text of the kernels."""
         return self.kernels.code
 
     @property
     def weights_symbol(self) -> str:
-        """Name of the weights in an object file."""
+        """Symbol of the weights in an object file."""
         return f"{self.prefix}{WEIGHTS}"
 
     @property
     def scratch(self) -> dict[str, int]:
-        """Bytes of scratch memory by kernel."""
+        """Bytes of scratch memory, by kernel."""
         return self._by_kernel(self.kernels.scratch)
 
     def _by_kernel(self, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -87,7 +87,7 @@ class Bare:
 
     @property
     def footprint(self) -> dict[str, Any]:
-        """What it takes of a device, in bytes, for the report."""
+        """Memory that it needs on a device, in bytes, for the report."""
         flash, weights = bare.loaded_bytes(self.library), self.sizes.weights
         inputs, outputs = (
             sum(c_text.nbytes(tensor) for _, tensor in tensors)
@@ -114,7 +114,7 @@ class Bare:
 
     @property
     def _soft_floats(self) -> dict[str, int]:
-        """Operations of floats that the processor has no instructions for, at most, by kernel."""
+        """Upper bound of float operations that the processor computes in software, by kernel."""
         kinds, calls = in_software(self.library), Counter(kernel for kernel, _ in self.order.calls)
         count = {
             kernel: times * sum(self.kernels.floats[f"{self.prefix}_{kernel}"][k] for k in kinds)
@@ -124,19 +124,20 @@ class Bare:
 
     @property
     def _call_bytes(self) -> int:
-        """Bytes of stack that the function which calls the kernels takes, as C compilers make it.
+        """Return the stack of the function that calls the kernels, in bytes, as C compilers make
+        it.
 
-        That is what it keeps of its own arguments, the arguments of the longest call, and eight
+        It holds the function's own arguments, the arguments of the longest call, and eight
         registers.
         """
-        word = 8 if self.library[4] == 2 else 4  # of ELF
+        word = 8 if self.library[4] == 2 else 4  # ELF class
         longest = max((len(args) for _, args in self.order.calls), default=0)
         return word * (1 + len(self.given) + len(self.made) + longest + 1 + 8)
 
     def pairs(
         self, selfcheck: SelfCheckMaker, limit: int
     ) -> tuple[dict[str, np.ndarray], Mapping[str, float]]:
-        """Return what is stored of a check in `limit` bytes, by file, and its `coarse`."""
+        """Return the stored self-check of at most `limit` bytes, by file, and its `coarse`."""
         stored, check = selfcheck(limit // 2)
         pairs = {identity: stored[info.name] for identity, info in self.given}
         for number, (identity, info) in enumerate(self.made):
@@ -148,13 +149,13 @@ class Bare:
 
 
 CHECK = "check/"
-"""Folder of the pair of inputs and outputs, where it is in files."""
+"""Folder of the stored inputs and outputs, if they are in files."""
 
 WEIGHTS = "_weights"
-"""Ends the name of the weights in an object file."""
+"""Suffix of the weights' symbol in an object file."""
 
 SelfCheckMaker = Callable[[int], tuple[Mapping[str, np.ndarray], Check]]
-"""Returns what is stored of inputs, in so many bytes at most, and the check that it makes."""
+"""Takes a size limit in bytes; returns the stored test inputs, and the check made of them."""
 
 
 def build(
@@ -171,13 +172,13 @@ def build(
     Parameters
     ----------
     module : tvm.IRModule
-        From `pipeline.schedule` for one thread, with fixed shapes.
+        From `pipeline.schedule`, for one thread and with static shapes.
     name : str
-        Of the network: what its symbols begin with.
+        Name of the network, the prefix of its symbols.
     inputs, outputs : sequence of TensorInfo
         Of ``main``, in order.
     caller : callable, optional
-        Returns the function that runs the network, as part of the object file, from the prefix of
+        Returns the function that runs the network, as part of the object file; takes the prefix of
         symbols, the order of calls, inputs and outputs.
 
     Raises
@@ -211,7 +212,7 @@ def build(
 
 
 def check_files(pairs: Mapping[str, np.ndarray]) -> dict[str, bytes]:
-    """Return the files of a pair of inputs and outputs."""
+    """Return the files of stored inputs and outputs."""
     return {
         f"{CHECK}{identity}.bin": np.ascontiguousarray(value).tobytes()
         for identity, value in pairs.items()
@@ -219,7 +220,7 @@ def check_files(pairs: Mapping[str, np.ndarray]) -> dict[str, bytes]:
 
 
 def archive(content: Mapping[str, bytes]) -> bytes:
-    """Return `content` as a tar file that depends on nothing else."""
+    """Return `content` as a deterministic tar file."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, data in content.items():
@@ -230,11 +231,11 @@ def archive(content: Mapping[str, bytes]) -> bytes:
 
 
 _FRESH = ""
-"""Root of what outputs may be written to directly; its offset is a number."""
+"""Root of places to which outputs may be written directly; its offset is an index."""
 
 
 def aligned(size: int) -> int:
-    """Return `size` as a multiple of `ALIGNMENT`."""
+    """Round `size` up to a multiple of `ALIGNMENT`."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -248,12 +249,12 @@ def _padded(data: bytes) -> bytes:
 
 
 def _order(module: tvm.IRModule, given: Sequence[str], made: Sequence[str]) -> Order:
-    """Read the calls off ``main``, after memory was planned."""
+    """Derive the calls from ``main`` after memory planning."""
     main, order = module["main"], Order()
-    tensors: dict[Any, Any] = {}  # by variable: an expression, or a tuple of them
+    tensors: dict[Any, Any] = {}  # by variable: an expression, or a tuple of expressions
     storages: dict[Any, int] = {}
     constants: dict[Any, Place] = {}
-    fresh: list[Any] = []  # what outputs may be written to directly
+    fresh: list[Any] = []  # places to which outputs may be written directly
 
     def place(kind: str, size: int) -> Place:
         order.arena += aligned(size)
@@ -326,7 +327,7 @@ def _order(module: tvm.IRModule, given: Sequence[str], made: Sequence[str]) -> O
 
 
 def _listed(whole: Any) -> list[Any]:
-    """Return the parts of what a function returns."""
+    """Return the elements of a function's result."""
     return list(whole) if isinstance(whole, tuple) else [whole]
 
 

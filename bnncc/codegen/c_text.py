@@ -1,4 +1,4 @@
-"""What the text of a network in C is made of: names, types, places, and what kernels are."""
+"""Parts of the text of a network in C: names, types, places, and a description of kernels."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 from bnncc.runtime.manifest import TensorInfo
 
 ALIGNMENT = 64
-"""Of every tensor from the start of its memory, in bytes; it is TVM's."""
+"""Alignment of each tensor within its memory, in bytes (TVM's)."""
 
 C_ALIGNMENT = 8
-"""Of memory that C code is given, in bytes: what the largest number needs."""
+"""Alignment of the memory that C code receives, in bytes: that of the largest number."""
 
 C_TYPES = {
     "float32": "float", "float64": "double", "float16": "uint16_t", "bfloat16": "uint16_t",
@@ -27,12 +27,12 @@ C_TYPES = {
 
 
 PLACES = ".at"
-"""Ends the names of what says where in an output its stored values are."""
+"""Suffix of the name of an array with the positions of an output's stored values."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies."""
+    """Place of a tensor."""
 
     root: str
     """``base`` (the arena), ``constants`` (the weights), or an argument."""
@@ -43,22 +43,22 @@ class Place:
 
 @dataclass
 class Order:
-    """The calls of a network, with a place for every tensor."""
+    """The calls of a network, with the place of every tensor."""
 
     calls: list[tuple[str, list[Place]]] = field(default_factory=list)
     """In order."""
     copies: list[tuple[Place, Place, int]] = field(default_factory=list)
-    """Outputs that no kernel writes in place: to, from, bytes."""
+    """Outputs that are not written in place: destination, source, bytes."""
     weights: list[np.ndarray] = field(default_factory=list)
     """Constants, in the order of the file."""
     arena: int = 0
     weight_bytes: int = 0
-    """`arena`, `weight_bytes`: sizes."""
+    """`arena`, `weight_bytes`: sizes in bytes."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of tensors between kernels, of kernels' scratch memory, and of weights."""
+    """Sizes in bytes of tensors between kernels, of scratch memory, and of weights."""
 
     tensors: int
     scratch: int
@@ -66,15 +66,15 @@ class Sizes:
 
     @property
     def arena(self) -> int:
-        """Bytes of memory that the caller provides."""
+        """Bytes of the arena that the caller provides."""
         return max(self.tensors + self.scratch, ALIGNMENT)
 
 
 class Kernels(NamedTuple):
     """Kernels as C functions: ``int32_t name(T *first, ..., void *scratch)``.
 
-    They have a pointer for each tensor, outputs last, then one to scratch memory, and return 0, or
-    -1 if an index or a divisor is not as demanded (`bnncc.codegen.guards`).
+    They take a pointer for each tensor, outputs last, and one to scratch memory. They return 0, or
+    -1 if an index or divisor is invalid (`bnncc.codegen.guards`).
     """
 
     code: bytes
@@ -82,15 +82,15 @@ class Kernels(NamedTuple):
     scratch: dict[str, int]
     """Bytes of scratch memory, by kernel."""
     parameters: dict[str, list[str]]
-    """Declarations of the tensors of each, by kernel."""
+    """Declarations of the tensors, by kernel."""
     stack: dict[str, int]
-    """Bytes of stack that each takes itself, by kernel; none of C text, for compilers decide."""
+    """Bytes of stack, by kernel; empty for C text, where it depends on the compiler."""
     floats: dict[str, Counter[str]]
-    """Operations of floats by type, by kernel; none of C text."""
+    """Float operations by type, by kernel; empty for C text."""
 
 
 def identifier(text: str) -> str:
-    """Return `text` as an identifier of C.
+    """Return `text` as a C identifier.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def identifier(text: str) -> str:
 
 
 def unique(names: list[str], prefix: str, other: str, taken: Collection[str] = ()) -> list[str]:
-    """Return `names`, or numbered ones if they clash with each other, ours, or C's."""
+    """Return `names`, numbered if they clash with each other, with ours, or with C's."""
     reserved = {*taken, "weights", "arena", *RESERVED}
     starts = f"{prefix.lower()}_", "weights_", "stored_"
     ours = any(n.lower().startswith(starts) or n.endswith("_right") for n in names)
@@ -122,7 +122,7 @@ RESERVED = (
     "private", "protected", "public", "template", "this", "throw", "true", "try", "typename",
     "using", "virtual", "xor",
 )  # fmt: skip
-"""Words of C and C++, and names that the program text uses itself."""
+"""Keywords of C and C++, and names that the generated text uses."""
 
 
 Named = list[tuple[str, TensorInfo]]
@@ -135,12 +135,12 @@ def arguments(given: Named, made: Named) -> list[str]:
 
 
 def harmless(name: str) -> str:
-    """Return a name from the model as it may stand in a comment, or a table."""
+    """Return a name from the model in a form that is safe in a comment or table."""
     return re.sub(r"[^ -~]|[|`\\]|\*/|/\*", "?", name)
 
 
 def extents(tensor: TensorInfo) -> str:
-    """Return the shape of a tensor, for people."""
+    """Return the shape of a tensor, for documentation."""
     return " x ".join(map(str, tensor.shape)) or "1"
 
 
@@ -149,5 +149,5 @@ def _elements(tensor: TensorInfo) -> int:
 
 
 def nbytes(tensor: TensorInfo) -> int:
-    """Return the bytes of an input or output."""
+    """Return the size of an input or output in bytes."""
     return _elements(tensor) * np.dtype(tensor.dtype).itemsize

@@ -1,4 +1,4 @@
-"""Relax of the operators that TVM's ONNX importer has not, or not in all their forms."""
+"""Relax converters of operators that TVM's ONNX importer lacks, entirely or in some forms."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from bnncc.ir.rows import ROTARY, ROW_NORM, ROW_SOFTMAX, SWISH
 from bnncc.topi_binary.layout import LANES
 
 DENSE_TAPS = 16
-"""With more taps than this, an axis is resized by a matrix product."""
+"""With more taps, an axis is resized by a matrix product."""
 
 Args = list[Any]
 Converter = Callable[[relax.BlockBuilder, Node, Args, Graph], "relax.Expr | None"]
 
 
 def convert(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr | None:
-    """Return the Relax expression of a node, or None if TVM's importer is to make it.
+    """Return the Relax expression of a node, or None to use TVM's importer.
 
     Parameters
     ----------
     bb : relax.BlockBuilder
-        Emits what lies on the way.
+        Receives intermediate expressions.
     node : Node
-        Of the physical graph.
+        A node of the physical graph.
     args : list of relax.Expr or None
         Its inputs.
     graph : Graph
@@ -41,14 +41,14 @@ def convert(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> rel
     Raises
     ------
     UnsupportedOp
-        If an input that decides the code is computed.
+        If an input that must be constant is computed.
     """
     rule = _TABLE.get(node.op)
     return None if rule is None else rule(bb, node, args, graph)
 
 
 def _fixed(node: Node, graph: Graph, first: int) -> list[np.ndarray | None]:
-    """Return the inputs from `first` on, which must be constants, None where left out."""
+    """Return the inputs from `first` on, which must be constants; None for absent ones."""
     values: list[np.ndarray | None] = []
     for k, name in enumerate(node.inputs[first:], first):
         if name and name not in graph.constants:
@@ -150,14 +150,14 @@ def _bit_cast(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> r
 
 
 _DROPPED = {"bfloat16": 16, "float16": 13}
-"""Bits of a float32 that a type of half precision has not."""
+"""Number of float32 mantissa bits that a half-precision type lacks."""
 _FLOAT16_LEAST, _FLOAT16_INFINITE, _INFINITY = 0x38800000, 0x477FF000, 0x7F800000
-"""As bits of float32: 2**-14, below which numbers of float16 are 2**-24 apart; 65520, from which
-they are infinite; and infinity."""
+"""Bits of float32 constants: 2**-14, below which float16 numbers are 2**-24 apart; 65520, from
+which they are infinite; and infinity."""
 
 
 def _to_half(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr:
-    """Round to numbers of half precision, ties to even, by bits: not all CPUs have the types."""
+    """Round to half precision, ties to even, by integer arithmetic: not all CPUs have the types."""
     kind = str(node.attrs["to"])
     dropped = _DROPPED[kind]
 
@@ -172,14 +172,14 @@ def _to_half(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> re
         odd = (size >> number(dropped)) & number(1)
         kept = (size + number((1 << dropped - 1) - 1) + odd) & number(-(1 << dropped) & 0xFFFFFFFF)
         if kind == "float16":
-            # Beside 0.5 float32 numbers are 2**-24 apart, and so many above it is the result. An
-            # integer difference: of floats, `x + c - c` becomes `x`.
+            # Near 0.5, float32 numbers are 2**-24 apart, so the number of steps above 0.5 is the
+            # result. Integer arithmetic, because `x + c - c` of floats would become `x`.
             beside = bits(tirx.reinterpret("float32", size) + tirx.const(0.5, "float32"))
             steps = (beside - number(0x3F000000)).astype("float32")
             small = bits(steps * tirx.const(2.0**-24, "float32"))
             kept = tirx.Select(size < number(_FLOAT16_LEAST), small, kept)
             kept = tirx.Select(size >= number(_FLOAT16_INFINITE), number(_INFINITY), kept)
-        kept = tirx.Select(size > number(_INFINITY), size, kept)  # no number stays none
+        kept = tirx.Select(size > number(_INFINITY), size, kept)  # NaN stays NaN
         return tirx.reinterpret("float32", kept | (bits(x) & number(0x80000000)))
 
     def compute(x: te.Tensor) -> te.Tensor:
@@ -189,9 +189,9 @@ def _to_half(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> re
 
 
 def _tile(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr:
-    """Repeat by tables of positions."""
-    # TVM takes positions modulo the size, and its LLVM drops the modulo of a power of two where it
-    # gathers by AVX-512.
+    """Repeat elements using tables of positions."""
+    # TVM would compute positions modulo the size, and its LLVM drops the modulo of a power of two
+    # in AVX-512 gathers.
     times = _fixed(node, graph, 1)[0]
     assert times is not None
     x = args[0]
@@ -210,7 +210,7 @@ def _tile(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax
 
 
 def _extreme(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr | None:
-    """Reduce floats from the infinity on; TVM's own begins with the largest finite number."""
+    """Reduce floats starting from infinity; TVM starts from the largest finite number."""
     kind = graph.types[node.inputs[0]]
     if kind.dtype not in ("float16", "float32", "float64") or not kind.shape:
         return None
@@ -221,7 +221,7 @@ def _extreme(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> re
     keep = bool(node.attrs.get("keepdims", 1))
     largest = node.op == "ReduceMax"
 
-    # TVM fuses nothing with two sums: sizes are taken inside.
+    # TVM does not fuse anything with two sums, so views are resolved here.
     made: Any = bb.lookup_binding(args[0]) if isinstance(args[0], relax.Var) else None
     sizes = isinstance(made, relax.Call) and made.op == tvm.ir.Op.get("relax.abs")
     data = made.args[0] if made is not None and sizes else args[0]
@@ -234,7 +234,7 @@ def _extreme(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> re
         )
         last = kind.shape[-1]
         if reduced == [rank - 1] and isinstance(last, int) and last % LANES == 0 and last > LANES:
-            # Neighbours as vectors: TVM cannot cut what begins with an infinity into parts.
+            # Vectors of adjacent elements: TVM cannot split a reduction that starts from infinity.
             k = te.reduce_axis((0, last // LANES), "k")
             parts = (*x.shape[:-1], LANES)
             each = value
@@ -265,11 +265,11 @@ def _extreme(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> re
 
 
 _MOST_POWER = 256
-"""Larger exponents are TVM's: products of so many factors are rounded too often."""
+"""Larger exponents are left to TVM: that many products would round too often."""
 
 
 def _power(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr | None:
-    """Raise floats to a constant from 3 on by products, for which TVM's pow prints a warning."""
+    """Raise floats to a constant power of at least 3 by products; TVM's pow prints a warning."""
     value, dtype = graph.constants.get(node.inputs[1]), graph.types[node.inputs[0]].dtype
     whole = graph.types[node.inputs[0]] == graph.types[node.outputs[0]]
     if value is None or value.size != 1 or not dtype.startswith("float") or not whole:
@@ -292,13 +292,14 @@ def _power(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> rela
 
 
 _SERIES = 9
-"""Terms of the series of sinh that float64 needs below 1."""
+"""Terms of the series of sinh below 1 that float64 needs."""
 
 
 def _hyperbolic(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr:
-    """Compute sinh and cosh, of which TVM has no vectors, by exponentials; sinh near 0 by a series.
+    """Compute sinh and cosh, which TVM does not vectorize, from exp; sinh near 0 by a series.
 
-    With h = exp(|x| / 2), cosh is h * h / 2 + 1 / (2 * h * h): it overflows where the result does.
+    With h = exp(|x| / 2), cosh is h * h / 2 + 1 / (2 * h * h), which overflows only if the result
+    does.
     """
     x, dtype = args[0], graph.types[node.outputs[0]].dtype
 
@@ -312,7 +313,7 @@ def _hyperbolic(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) ->
     falling = relax.op.divide(relax.op.divide(number(0.5), root), root)
     if node.op == "Cosh":
         return relax.op.add(rising, falling)
-    # Beyond 1 the series is not looked at; it must not overflow.
+    # Beyond 1 the series is not used, but must not overflow.
     square = relax.op.minimum(relax.op.multiply(x, x), number(1.0))
     series = number(1.0)
     for k in range(_SERIES, 0, -1):

@@ -1,8 +1,8 @@
-"""Run kernels compiled for 64-bit and 32-bit Arm on any machine, and count their instructions.
+"""Run kernels for 64-bit and 32-bit Arm in an emulator, and count their instructions.
 
-The library is loaded into unicorn, a processor without an operating system: this module relocates
-it, serves the few functions that kernels take from the process they are loaded into, and passes
-tensors as TVM's calling convention wants them.
+The library is loaded into unicorn, an emulated processor without an operating system. This module
+relocates it, provides the few functions that kernels import, and passes tensors in TVM's calling
+convention.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _FLOATS = {"expf": math.exp, "logf": math.log, "tanhf": math.tanh, "sqrtf": math
 
 
 class Module:
-    """Compiled kernels, called as those of ``tvm.compile`` are.
+    """Compiled kernels, called like those of ``tvm.compile``.
 
     Parameters
     ----------
     functions : dict of str to PrimFunc
-        Scheduled.
+        Scheduled functions.
     target : TargetSpec
-        The machine.
+        The target.
     """
 
     def __init__(self, functions: dict[str, Any], target: TargetSpec) -> None:
@@ -88,7 +88,7 @@ class Library:
     Attributes
     ----------
     blocks : Counter of (address, bytes)
-        How often each piece of code without jumps was executed in the last call, if it counted.
+        How often each basic block was executed in the last call, if it was counted.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -118,7 +118,7 @@ class Library:
 
     @property
     def instructions(self) -> int:
-        """How many were executed in the last call, if it counted."""
+        """Instructions executed in the last call, if it was counted."""
         return sum(size // 4 * times for (_, size), times in self.blocks.items())
 
     def code(self, start: int, size: int) -> list[int]:
@@ -155,7 +155,7 @@ class Library:
                     value = places.get(name, self._symbols[name])
                     value += item["r_addend"] if item.is_RELA() else 0
                 self._write(place, value)
-        # TVM's loader fills in these pointers to functions.
+        # TVM's loader sets these function pointers.
         for name in _POINTERS:
             if f"__{name}" in self._symbols:
                 self._write(self._symbols[f"__{name}"], self._stub(name))
@@ -186,7 +186,7 @@ class Library:
         elif name == "TVMBackendFreeWorkspace":
             uc.reg_write(self._regs[0], 0)
         elif name == "TVMBackendParallelLaunch" and self._wide:
-            pass  # the code at the stub does it
+            pass  # done by the code at the stub
         elif name in ("memcpy", "memmove"):
             uc.mem_write(first, bytes(uc.mem_read(second, third)))
         elif name == "memset":
@@ -209,8 +209,8 @@ class Library:
         return place
 
     def _tensor(self, array: np.ndarray) -> tuple[int, int]:
-        """Copy `array` in; return where its description and its data lie."""
-        # As in a process, nothing but the array's own bytes may matter.
+        """Copy `array` into emulated memory; return the addresses of descriptor and data."""
+        # As in a real process, only the bytes of the array itself may matter.
         data = self._allocate(array.nbytes)
         self._uc.mem_write(data, array.tobytes())
         strides = [s // array.itemsize for s in array.strides]
@@ -224,12 +224,12 @@ class Library:
         return place, data
 
     def call(self, name: str, arrays: list[np.ndarray], count: bool = False) -> None:
-        """Call a kernel by TVM's convention; results are written to `arrays`.
+        """Call a kernel in TVM's convention; results are written to `arrays`.
 
         Parameters
         ----------
         name : str
-            The function.
+            Name of the function.
         arrays : list of ndarray
             Contiguous.
         count : bool, default False
@@ -253,7 +253,7 @@ class Library:
         self._read_back(arrays, [data for _, data in made])
 
     def call_bare(self, name: str, arrays: list[np.ndarray]) -> None:
-        """Call a function that takes nothing but pointers, and returns 0."""
+        """Call a function that takes only pointers and returns 0."""
         self._free, self._error = _HEAP, ""
         made = [self._tensor(array)[1] for array in arrays]
         stack = made[4:]

@@ -1,7 +1,7 @@
-"""Machine code for several GPU architectures in one image, from which the driver takes its own.
+"""Machine code for several GPU architectures in one image, from which the driver selects.
 
-The layout of NVIDIA's ``fatbinary``: a header, then for each architecture a header of its own and
-an ELF file. ``test_cuda_code.py`` compares with that program where it is installed.
+The format is that of NVIDIA's ``fatbinary``: a header, and for each architecture a header and an
+ELF file. ``test_cuda_code.py`` compares with that program if it is installed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _ENTRY = struct.Struct("<HHIQ8xHHI8xQ16x")
 _HEADER = struct.Struct("<IHHQ")
 _CODE_VERSION = (8, 1)
 _64_BIT_LINUX = 0x11
-_NOT_FOR_LATER = 1 << 20  # sm_90a's code runs on 9.0 alone
+_NOT_FOR_LATER = 1 << 20  # code for sm_90a runs on 9.0 only
 _ALIGNMENT = 8
 
 
 def pack(cubins: Mapping[str, bytes]) -> bytes:
-    """Return an image of `cubins`, by architecture (``sm_90a``)."""
+    """Return an image of `cubins`, which are given by architecture (``sm_90a``)."""
     body = b""
     for arch, code in cubins.items():
         data = code + bytes(-len(code) % _ALIGNMENT)

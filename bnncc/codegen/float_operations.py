@@ -1,4 +1,4 @@
-"""How many operations of floats kernels take, and which of them are functions, not instructions."""
+"""Count the float operations of kernels, and find those that are library functions."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _SYMBOLS = re.compile(
     rb"(?<=\0)__(?:aeabi_)?(?:(?:add|sub|mul|div|eq|ne|lt|le|gt|ge|unord|fix|fixuns)(?P<of>[sd])f"
     rb"|float(?:un)?[sd]i(?P<to>[sd])f)\w*(?=\0)"
 )
-"""Functions that compilers call for want of an instruction."""
+"""Functions that compilers call if there is no instruction."""
 
 _SIZES = {b"s": "float32", b"d": "float64"}
 
 
 def count(func: tirx.PrimFunc) -> Counter[str]:
-    """Return how many operations a kernel executes at most, by type.
+    """Return an upper bound of the operations that a kernel executes, by type.
 
     Parameters
     ----------
     func : PrimFunc
-        Lowered, of fixed shapes.
+        Lowered, with static shapes.
 
     Returns
     -------
@@ -43,7 +43,7 @@ def count(func: tirx.PrimFunc) -> Counter[str]:
 
 
 def in_software(library: bytes) -> set[str]:
-    """Return which types of floats an object file has functions called for, not instructions."""
+    """Return the float types for which an object file calls functions instead of instructions."""
     return {_SIZES[found["of"] or found["to"]] for found in _SYMBOLS.finditer(library)}
 
 

@@ -1,8 +1,8 @@
-"""Building GPU code into a library, and loading it: TVM's runtime for CUDA and what it needs.
+"""Build GPU code into a library, and load it, with TVM's CUDA runtime.
 
 TVM's wheel has that runtime, linked to the driver and to CUDA's runtime library. A machine that
-only compiles has neither. There, libraries with the same names stand in for them, so that TVM
-embeds machine code; without its runtime it would quietly embed the source instead.
+only compiles has neither. Libraries with the same names are then generated as stand-ins, so that
+TVM embeds machine code; otherwise it would silently embed the source.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from bnncc.targets.spec import TargetSpec
 _COMPILE = "tvm_callback_cuda_compile"
 _CUDA_SYMBOL = re.compile(rb"\0(cu(?:da)?[A-Z]\w+)(?=\0)")
 _NO_DEVICE = 100  # CUDA's own error code
-_COMPILING = threading.Lock()  # TVM has one function that compiles, whatever the target
+_COMPILING = threading.Lock()  # TVM has a single compile callback for all targets
 
 
 def _stand_in(name: str, runtime: Path) -> None:
-    """Make and load a library in which every function that `runtime` wants finds no device."""
+    """Generate and load a library whose functions, those `runtime` imports, find no device."""
     import tvm
 
     wanted = sorted({s.decode() for s in _CUDA_SYMBOL.findall(runtime.read_bytes())})
@@ -50,12 +50,12 @@ def _stand_in(name: str, runtime: Path) -> None:
 
 @contextmanager
 def compiling(target: TargetSpec) -> Iterator[None]:
-    """Have TVM compile kernels for all architectures of `target`, with NVRTC, inside the context.
+    """Make TVM compile kernels for all architectures of `target` with NVRTC, inside the context.
 
     Raises
     ------
     TargetError
-        If there is no NVRTC.
+        If NVRTC is not installed.
     """
     nvrtc.library()
     with _COMPILING:

@@ -1,8 +1,8 @@
-"""Checks that run with the network: indices inside their tensor, divisors other than 0.
+"""Run-time checks: indices inside their tensor, divisors other than 0.
 
-Each is a kernel of its own that copies what it has checked, and fails with one line if something is
-not as demanded (`bnncc.ir.demands`). What reads the copy is safe by itself too: indices are clipped
-and divisors are never 0, or -1 under the least integer, for which processors trap as well.
+Each check is a kernel that copies the checked tensor and fails with a one-line message if a demand
+is not met (`bnncc.ir.demands`). The readers of the copy are also safe by themselves: indices are
+clipped, and a divisor is never 0, nor -1 for the smallest integer, which traps as well.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _OPAQUE = 8
 
 
 def checked(bb: relax.BlockBuilder, demand: Demand, value: Any, sizes: Sequence[Any]) -> Any:
-    """Return `value`, checked when the network runs.
+    """Return `value`, checked at run time.
 
     Parameters
     ----------
     bb : relax.BlockBuilder
         Inside a dataflow block.
     demand : Demand
-        What is demanded of it.
+        The demand on it.
     value : relax.Expr
         Integers.
     sizes : sequence of int or tirx.Var
-        ``demand.sizes``, symbols as variables.
+        ``demand.sizes``, with symbols as variables.
 
     Returns
     -------
     relax.Expr
-        Indices without those that count from the end.
+        Indices, with those counted from the end made non-negative.
     """
     name = "check_divisor" if not demand.sizes else "check_index"
     kernel = bb.add_func(_kernel(demand, value.ty, sizes), name)
@@ -49,7 +49,7 @@ def checked(bb: relax.BlockBuilder, demand: Demand, value: Any, sizes: Sequence[
 
 
 def inside(bb: relax.BlockBuilder, value: Any, sizes: Sequence[Any], *, wraps: bool) -> Any:
-    """Return indices that stay inside their tensor, whatever they are; from its end if `wraps`."""
+    """Clip indices to their tensor; with `wraps`, negative ones count from its end."""
     if len(set(map(str, sizes))) > 1 or not all(isinstance(size, int) for size in sizes):
         return value
     size = int(sizes[0])
@@ -57,7 +57,7 @@ def inside(bb: relax.BlockBuilder, value: Any, sizes: Sequence[Any], *, wraps: b
 
 
 def divided(bb: relax.BlockBuilder, op: Any, value: Any, divisor: Any) -> Any:
-    """Return ``op(value, divisor)``, a division, without a trap for any integers."""
+    """Return ``op(value, divisor)`` for a division, which never traps."""
     dtype = str(divisor.ty.dtype)
     one, zero = relax.const(1, dtype), relax.const(0, dtype)
     safe = relax.op.where(relax.op.equal(divisor, zero), one, divisor)
@@ -97,7 +97,7 @@ def _kernel(demand: Demand, kind: Any, sizes: Sequence[Any]) -> tirx.PrimFunc:
 def _judged(
     demand: Demand, value: Any, place: list[Any], sizes: Sequence[Any], dtype: str
 ) -> tuple[Any, Any]:
-    """Return whether `value` is as demanded, and what is read instead of it."""
+    """Return whether `value` meets the demand, and the safe value to read."""
     zero = tirx.const(0, dtype)
     if not sizes:
         return value != zero, value

@@ -1,14 +1,14 @@
-"""Link what TVM built into a shared library, the same bytes each time.
+"""Link TVM's objects into a shared library, reproducibly.
 
-The chain: the C compiler driver where the code is for this machine, ``ld.lld``, GNU's linker (or
-compiler driver) for the target, then zig's linker from the ``ziglang`` wheel. All are asked for a
-bare shared object: no start files and no libraries, so that the result depends on no C library
-version (it takes ``memcpy``, ``expf`` and TVM's runtime from the process that loads it), and no
-build ids, paths or symbol tables: it depends on nothing but its input.
+Linkers are tried in this order: the C compiler driver if the code is for this machine, ``ld.lld``,
+GNU's linker (or compiler driver) for the target, then zig's linker from the ``ziglang`` wheel. The
+result is a bare shared object without start files and libraries, so it does not depend on the
+version of a C library: it takes ``memcpy``, ``expf`` and TVM's runtime from the process that loads
+it. It has no build ids, paths or symbol tables, so it depends on its input only.
 
-For macOS the result is a dylib, likewise; for Windows a DLL, which must name the libraries that it
-takes functions from: TVM's, whose import libraries are in its wheels, and those of the C compiler.
-It is called ``lib.so`` on all of them, for it is part of an artifact.
+For macOS the result is a dylib, likewise. For Windows it is a DLL, which must name the libraries
+that it imports from: TVM's, whose import libraries are in its wheels, and those of the C compiler.
+It is called ``lib.so`` on all systems, because it is part of an artifact.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ LIBRARY = "lib.so"
 _LINKER_FLAGS = ("--build-id=none", "-s", "-z", "noexecstack")
 _DRIVER_FLAGS = ("-shared", "-nostdlib", "-Wl," + ",".join(_LINKER_FLAGS))
 _EMULATIONS = {"aarch64": ("-m", "aarch64linux"), "arm": ("-m", "armelf_linux_eabi")}
-_MACOS_VERSION = "11.0"  # the first on Arm
+_MACOS_VERSION = "11.0"  # the first one on Arm
 _FLOATS = ("floats.c", "int _fltused = 0x9875;\n")
-"""On Windows: what every object with floats wants, and zig's C library lacks."""
-_LATER = ("-undefined", "dynamic_lookup")  # macOS: resolved when the library is loaded
+"""On Windows: a symbol that every object with floats needs, and zig's C library lacks."""
+_LATER = ("-undefined", "dynamic_lookup")  # macOS: resolve symbols when the library is loaded
 _SECONDS = 300
 
 
 def build_library(executable: Any, target: TargetSpec) -> bytes:
-    """Link the result of ``relax.build`` into a shared library; fails as `link` does.
+    """Link the result of ``relax.build`` into a shared library; raises like `link`.
 
     Parameters
     ----------
     executable : tvm.runtime.Executable
         Objects are emitted for the target it was built for.
     target : TargetSpec
-        Says for which machine to link; without a triple, for this one.
+        Determines the machine to link for; without a triple, this one.
 
     Returns
     -------
@@ -74,7 +74,7 @@ def build_library(executable: Any, target: TargetSpec) -> bytes:
 def link(
     folder: Path, objects: list[str], output: str, *, triple: str, options: tuple[str, ...] = ()
 ) -> None:
-    """Link `objects` in `folder` into the shared library `output`; `options` are a linker's own.
+    """Link `objects` in `folder` into the shared library `output`; `options` are passed on.
 
     Raises
     ------
@@ -107,16 +107,16 @@ _UNDEFINED = re.compile(r"undefined symbol: (\S+)")
 
 
 def link_wasm(code: bytes, *, exports: Sequence[str], imports: Collection[str] = ()) -> bytes:
-    """Link an object file into a WebAssembly module with a memory of its own.
+    """Link an object file into a WebAssembly module with its own memory.
 
     Parameters
     ----------
     code : bytes
         The object file.
     exports : sequence of str
-        Symbols that the module shows, beside ``memory`` and ``__heap_base``.
+        Exported symbols, besides ``memory`` and ``__heap_base``.
     imports : collection of str
-        Functions that it may take from its host, of the module ``env``.
+        Functions that it may import from the module ``env``.
 
     Raises
     ------
@@ -163,7 +163,7 @@ def _tried(triple: str) -> str:
 
 
 def _machine_of(triple: str) -> tuple[str, str]:
-    """Return architecture and operating system of a triple, by default those of this machine."""
+    """Return architecture and operating system of a triple; default: those of this machine."""
     return normal_arch(triple.split("-")[0] or platform.machine()), host.system(triple)
 
 
@@ -179,25 +179,25 @@ def first_success(
     env: Mapping[str, str] | None = None,
     seconds: float = _SECONDS,
 ) -> list[str] | None:
-    """Run compilers or linkers in turn until one of them succeeds.
+    """Run compilers or linkers in turn until one succeeds.
 
     Parameters
     ----------
     commands : iterable of list of str
         Programs with their arguments, best first.
     reason : callable
-        Chooses from the lines that a failed one printed (at least one) what to say of it.
+        Selects, from the output lines of a failed command (at least one), the reason to report.
     folder : Path, optional
-        To run in.
+        Working directory.
     env : mapping of str to str, optional
-        Environment, instead of this process'.
+        Environment, instead of that of this process.
     seconds : float, optional
-        That each may take.
+        Timeout of each command.
 
     Returns
     -------
     list of str or None
-        None if one succeeded, else what each said: empty if there were no commands.
+        None if one succeeded, otherwise a reason for each; empty if there were no commands.
     """
     failures: list[str] = []
     for command in commands:
@@ -224,7 +224,7 @@ def first_success(
 
 
 def _linkers(triple: str, options: tuple[str, ...]) -> Iterator[list[str]]:
-    """Yield the start of each usable link command, best first."""
+    """Yield the start of each available link command, best first."""
     arch, system = _machine_of(triple)
     formats = {"linux": _elf_linkers, "macos": _macho_linkers, "windows": _coff_linkers}
     yield from formats[system](arch, _is_here(arch, system), options)
@@ -247,7 +247,7 @@ def _macho_linkers(arch: str, here: bool, options: tuple[str, ...]) -> Iterator[
 
 
 def _coff_linkers(arch: str, here: bool, options: tuple[str, ...]) -> Iterator[list[str]]:
-    """Yield commands where TVM's import libraries are: on Windows."""
+    """Yield link commands for Windows, if TVM's import libraries are available."""
     libraries = [str(path) for path in _import_libraries()]
     if not (here and libraries):
         return
@@ -258,7 +258,7 @@ def _coff_linkers(arch: str, here: bool, options: tuple[str, ...]) -> Iterator[l
 
 
 def _import_libraries() -> list[Path]:
-    """Return the ``.lib`` files of TVM's runtime and of its binding."""
+    """Return the ``.lib`` files of TVM's runtime and of its FFI."""
     found = []
     for package, name in (("tvm", "tvm_runtime.lib"), ("tvm_ffi", "tvm_ffi.lib")):
         spec = importlib.util.find_spec(package)
@@ -268,7 +268,7 @@ def _import_libraries() -> list[Path]:
 
 
 def _elf_linkers(arch: str, here: bool, options: tuple[str, ...]) -> Iterator[list[str]]:
-    through = [f"-Wl,{option}" for option in options]  # a compiler driver
+    through = [f"-Wl,{option}" for option in options]  # for a compiler driver
     system = "linux-gnueabihf" if arch == "arm" else "linux-gnu"
     if here and (found := shutil.which("cc")):
         yield [found, *_DRIVER_FLAGS, *through]

@@ -1,7 +1,7 @@
-"""From the physical graph to a Relax module.
+"""Lower the physical graph to a Relax module.
 
-Kernels become ``relax.bnncc.*`` calls, views become reshapes, and every other node goes through the
-converter that TVM's ONNX importer has for its operator.
+Kernels become ``relax.bnncc.*`` calls, views become reshapes, and every other node is converted by
+TVM's ONNX importer or by `converters`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def to_relax(graph: Graph, *, checks: bool = True) -> tvm.IRModule:
     graph : Graph
         From `transform.fuse`.
     checks : bool
-        Whether code may check indices and divisors; code for GPUs cannot fail.
+        Whether code may check indices and divisors; GPU code cannot report failures.
 
     Returns
     -------
@@ -45,8 +45,8 @@ def to_relax(graph: Graph, *, checks: bool = True) -> tvm.IRModule:
     Raises
     ------
     UnsupportedOp
-        If TVM's importer cannot convert a node, or a check is needed that there cannot be; the
-        message names it.
+        If TVM's importer cannot convert a node, or a check is needed that cannot be made; the
+        message names the node.
     """
     return _Lowering(graph, checks).run()
 
@@ -83,14 +83,14 @@ class _Lowering:
         return [self._dim(d) for d in kind.shape]
 
     def _dim(self, dim: Dim) -> Any:
-        """Return a number, a symbol, or an expression of symbols."""
+        """Return a dimension as a number or an expression of symbols."""
         return evaluated(dim, lambda s: self.symbols.setdefault(s, tirx.Var(s, "int64")))
 
     def _type(self, kind: TensorType) -> relax.TensorType:
         return relax.TensorType(self._shape(kind), kind.dtype)
 
     def _sizes(self, name: str) -> Sequence[Any] | None:
-        """Return the elements of an integer tensor that is made of dimensions, if it is one."""
+        """Return the elements of an integer tensor that consists of dimensions, or None."""
         if name in self.graph.constants:
             return [int(v) for v in self.graph.constants[name].reshape(-1)]
         known = self.graph.sizes.get(name, (None,))
@@ -116,7 +116,7 @@ class _Lowering:
             shape = relax.ShapeExpr([tirx.convert(size) for size in sizes])
             self.values[name] = self.bb.emit_te(written, shape, primfunc_name_hint="sizes")
         if name not in self.values:
-            # TVM's own choice of type would make int64 int32, and float64 float32
+            # TVM would convert int64 to int32, and float64 to float32.
             value = np.array(self.graph.constants[name], order="C")
             self.values[name] = relax.const(value, value.dtype.name)
         return self.values[name]
@@ -128,17 +128,17 @@ class _Lowering:
             results = [made] if len(node.outputs) == 1 else [
                 self.bb.emit(relax.TupleGetItem(made, k)) for k in range(len(node.outputs))
             ]  # fmt: skip
-        elif node.op in _SHAPED:  # TVM's converters do not find symbolic shapes
+        elif node.op in _SHAPED:  # TVM's converters do not handle symbolic shapes
             shape = relax.ShapeExpr(self._shape(self.graph.types[node.outputs[0]]))
             results = [self.bb.emit(_SHAPED[node.op](self._value(node.inputs[0]), shape))]
         elif all(self._symbolic(o) for o in node.outputs):
-            return  # made where it is read
+            return  # evaluated where it is read
         elif node.op in ("Slice", "Range") and (found := self._of_symbols(node)) is not None:
             results = [self.bb.emit(found)]
         elif node.op == "bnncc.FloatSign":
             results = [self.bb.emit(_float_sign(self._value(node.inputs[0]), node.attrs))]
         elif node.op == "Cast" and (kind := self._narrow(node)):
-            # TVM's converter copies its operand a dozen times, each time with all that is fused.
+            # TVM's converter copies its operand, with everything fused into it, a dozen times.
             whole = relax.op.astype(self._value(node.inputs[0]), "int64")
             results = [self.bb.emit(relax.op.astype(whole, kind))]
         else:
@@ -148,15 +148,15 @@ class _Lowering:
                 self.values[name] = value
 
     def _narrow(self, node: Node) -> str:
-        """Return the type of a Cast from float32 to few bits, else nothing."""
+        """Return the type of a Cast from float32 to a narrow type, or ""."""
         kinds = self.graph.types[node.inputs[0]].dtype, self.graph.types[node.outputs[0]].dtype
         narrow = kinds[0] == "float32" and kinds[1] in ("int8", "uint8", "int16", "uint16")
         return kinds[1] if narrow else ""
 
     def _explicit(self, node: Node) -> list[str]:
-        """Return the node's inputs, with the bounds of a Slice as plain positions.
+        """Return the node's inputs, with explicit bounds of a Slice.
 
-        TVM's converter loses elements where a start counts from the end and the end is open.
+        TVM's converter loses elements if a start counts from the end and the end is open.
         """
         names = list(node.inputs)
         if node.op != "Slice" or any(i not in self.graph.constants for i in names[1:] if i):
@@ -177,7 +177,7 @@ class _Lowering:
         ]  # fmt: skip
 
     def _of_symbols(self, node: Node) -> relax.Expr | None:
-        """Return a Slice or a Range that depends on symbols."""
+        """Return a Slice or a Range with symbolic bounds, or None for other nodes."""
         data, out = self.graph.types[node.inputs[0]], self.graph.types[node.outputs[0]]
         if data.static and not any(i in self.graph.sizes for i in node.inputs):
             return None
@@ -233,9 +233,10 @@ class _Lowering:
         ]
 
     def _typed(self, value: relax.Expr, name: str) -> relax.Expr:
-        """Return a converted value in the type that the graph gives it.
+        """Return a converted value in the type that the graph declares.
 
-        Some converters of TVM's return a scalar as a vector of one, or another type of integer.
+        Some of TVM's converters return a vector of one element for a scalar, or another integer
+        type.
         """
         kind, have = self.graph.types[name], value.ty
         if str(have.dtype) != kind.dtype:
@@ -254,7 +255,7 @@ class _Lowering:
         return value
 
     def _imported(self, node: Node, args: Any) -> relax.Expr:
-        """Return what TVM's ONNX importer makes of a node."""
+        """Convert a node with TVM's ONNX importer."""
         where = f"{self.graph.source}: {node.where}"
         converter = self.converters.get(node.op)
         if converter is None:
@@ -288,7 +289,7 @@ class _Lowering:
         return made
 
     def _guarded(self, node: Node, args: Any) -> relax.Expr | None:
-        """Check what `node` demands of its operands; return what it computes, if it divides."""
+        """Check the operands of `node`; if it is an integer division, return its result."""
         demand = demands(node, self.graph.types)
         if demand is None:
             return None
@@ -300,7 +301,7 @@ class _Lowering:
         return None
 
     def _guard(self, demand: Demand, args: Any) -> None:
-        """Put a check of what is demanded of an operand in front of it."""
+        """Insert a check of an operand."""
         k = demand.position
         static = all(isinstance(size, int) for size in demand.sizes)
         if static and demand.operand in self.graph.constants:
@@ -328,12 +329,12 @@ class _Lowering:
         return name in self.allowed
 
     def _may_trap(self, node: Node) -> bool:
-        """Whether a divisor that is not 0 may be -1, under the least integer."""
+        """Whether the divisor may be -1 while the dividend is the smallest integer."""
         low, high = self.ranges[node.inputs[1]]
         return low <= -1 <= high
 
     def _divided(self, node: Node, args: Any) -> relax.Expr:
-        """Divide integers; every form of it is defined for all of them."""
+        """Divide integers without traps; the result is defined for all operands."""
         op = relax.op.divide
         if node.op == "Mod":
             op = relax.op.mod if node.attrs.get("fmod", 0) else relax.op.floor_mod
@@ -349,7 +350,7 @@ _SHAPED: Mapping[str, Callable[..., relax.Expr]] = {
 
 
 class _Attributes(dict[str, Any]):
-    """Attributes that remember which of them were looked at."""
+    """Attributes that record which of them were read."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -365,13 +366,13 @@ class _Attributes(dict[str, Any]):
         return super().get(key, default)
 
     def pop(self, key: str, *default: Any) -> Any:
-        """Return an attribute and forget it."""
+        """Return an attribute and remove it."""
         self.read.add(key)
         return super().pop(key, *default)
 
 
 _IMPLIED = {("Conv", "kernel_shape"), ("ConvTranspose", "kernel_shape")}
-"""Attributes that TVM's importer need not look at: the shape of the weight says the same."""
+"""Attributes that TVM's importer may ignore, because the weight's shape implies them."""
 
 
 def _identifier(name: str, position: int) -> str:
@@ -380,14 +381,14 @@ def _identifier(name: str, position: int) -> str:
 
 
 def _attribute(value: Any) -> Any:
-    """Return an attribute as TVM's importer reads it from a file."""
+    """Return an attribute in the form in which TVM's importer reads it from a file."""
     if isinstance(value, list):
         return tuple(value)
     return value.encode() if isinstance(value, str) else value
 
 
 def _float_sign(x: relax.Expr, attrs: Mapping[str, Any]) -> relax.Expr:
-    """Return a sign in a place where no kernel can make bits of it."""
+    """Return a sign as numbers, for places where no kernel can compute bits."""
     zero = relax.const(np.float32(0))
     middle = relax.const(np.float32((attrs["lo"] + attrs["hi"]) / 2))
     hi, lo = (relax.const(np.float32(attrs[k])) for k in ("hi", "lo"))

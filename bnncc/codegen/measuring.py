@@ -1,7 +1,7 @@
-"""Short measurements while a network is compiled for this machine: which way is the fastest here.
+"""Short measurements during compilation for this machine, to select the fastest kernels.
 
-Only ways whose results are the same bits are chosen between. What was found is kept in the user's
-cache folder, one file for each CPU, so that the next compilation has it at once.
+Only variants whose results are identical, bit for bit, are compared. Results are kept in the user's
+cache folder, one file per CPU, for later compilations.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Spec
 
 SECONDS = 1.0
-"""After which no measurement is begun, in one compilation."""
+"""Time budget of one compilation in seconds; no measurement starts after it."""
 
 TURNS = 8
-"""Of a race, each with tensors of its own."""
+"""Turns per comparison, each with tensors of its own."""
 
 CALL_SECONDS = 3e-4
-"""Of one repeat, several calls of a short kernel; of three in a turn the shortest counts."""
+"""Duration of one repeat in seconds: several calls if a kernel is short. Of three repeats per turn,
+the shortest counts."""
 
 MOST_KEPT = 10_000
-"""Results in the cache; older ones are dropped."""
+"""Maximum number of results in the cache; older ones are dropped."""
 
 
 class Cache:
-    """Results of measurements on this CPU; an empty one where the file is damaged or cannot be."""
+    """Results of measurements on this CPU; empty if the file is damaged or unavailable."""
 
     def __init__(self) -> None:
         base = os.environ.get("XDG_CACHE_HOME", "")
@@ -66,15 +67,15 @@ class Cache:
         return {}
 
     def get(self, key: str) -> Any:
-        """Return what was found; KeyError if nothing was."""
+        """Return a result; raises KeyError if there is none."""
         return self._new[key] if key in self._new else self._known[key]
 
     def put(self, key: str, value: Any) -> None:
-        """Remember a result."""
+        """Add a result."""
         self._new[key] = value
 
     def save(self) -> None:
-        """Add what is new to the file, and to what other processes have added; or do without."""
+        """Merge new results into the file, which may have changed; ignore failures."""
         if not self._new:
             return
         content = list((self._read() | self._new).items())[-MOST_KEPT:]
@@ -84,7 +85,7 @@ class Cache:
 
 
 class Stopwatch:
-    """Times kernels on one thread of this machine, for so long and no longer.
+    """Times kernels on one thread of this machine, within a time budget.
 
     Parameters
     ----------
@@ -103,20 +104,20 @@ class Stopwatch:
         self.cache.save()
 
     def key(self, spec: str, points: Sequence[Point]) -> str:
-        """Return what a result is found by: a kernel, points, and all that makes code of them."""
+        """Return the key of a result: kernel, points, and all that affects their code."""
         target = [self.target.mcpu, self.target.mattr, self.target.l1_bytes, self.target.l2_bytes]
         text = json.dumps([__version__, target, spec, [sorted(p.items()) for p in points]])
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
     def times(self, spec: Spec, points: Sequence[Point]) -> list[list[float]] | None:
-        """Return the seconds of a kernel in each turn, by point; None if that is not to be had."""
+        """Return the times of a kernel in seconds, by point and turn; None if unavailable."""
         if time.monotonic() >= self._until:
             return None
         try:
             return self._timed(spec, points)
         except (
             Exception
-        ):  # whatever is wrong with a kernel, the self-check finds: here it has no time
+        ):  # a broken kernel has no time here; the self-check reports it
             return None
 
     def _timed(self, spec: Spec, points: Sequence[Point]) -> list[list[float]]:
@@ -145,7 +146,7 @@ class Stopwatch:
 
 
 def _arguments(spec: Spec) -> list[Any]:
-    """Return tensors to call a kernel with: random floats, and zeros, which are in all ranges."""
+    """Return arguments for a kernel: random floats, and zeros, which are valid for all others."""
     random = np.random.default_rng(0)
     outputs = zip(output_types(spec), aliases(spec), strict=True)
     made = []
@@ -157,12 +158,12 @@ def _arguments(spec: Spec) -> list[Any]:
 
 
 def choose(records: Records, kernels: Mapping[str, int], watch: Stopwatch) -> None:
-    """Let records of other CPUs race the rules' defaults, and have `records` use what wins.
+    """Compare the rules' defaults with records of other CPUs; make `records` use the fastest.
 
     Parameters
     ----------
     kernels : mapping of str to int
-        JSON of specs, and how often the network runs each.
+        By JSON of a spec: how often the network runs the kernel.
     """
     wanted: list[tuple[float, str, Spec, list[Point]]] = []
     for text, count in kernels.items():
@@ -178,7 +179,7 @@ def choose(records: Records, kernels: Mapping[str, int], watch: Stopwatch) -> No
 
 
 def _points(records: Records, workload: Workload, target: TargetSpec) -> list[Point]:
-    """Return the default of a kernel, and what was best elsewhere, each once."""
+    """Return the default of a kernel and the best points of other CPUs, without duplicates."""
     space = schedules.space_of(workload.kernel, target)
     points = [dict(space.default)]
     for point in records.candidates(workload.spec, 1):
@@ -188,7 +189,7 @@ def _points(records: Records, workload: Workload, target: TargetSpec) -> list[Po
 
 
 def _winner(watch: Stopwatch, text: str, spec: Spec, points: Sequence[Point]) -> int:
-    """Return which of `points` is the fastest beyond noise; else 0, the default."""
+    """Return the index of the point that is fastest beyond noise; otherwise 0, the default."""
     key = watch.key(text, points)
     with contextlib.suppress(KeyError):
         known = watch.cache.get(key)
@@ -204,7 +205,7 @@ def _winner(watch: Stopwatch, text: str, spec: Spec, points: Sequence[Point]) ->
 
 
 def seconds(kernels: Mapping[str, int], watch: Stopwatch) -> float | None:
-    """Return how long kernels take in all, by the rules' defaults; None if one was not timed."""
+    """Return the total time of kernels with their defaults; None if one could not be timed."""
     total = 0.0
     for text, count in kernels.items():
         workload = Workload.of(text)

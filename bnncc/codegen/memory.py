@@ -1,10 +1,10 @@
-"""What activations take: the static plan, kernel by kernel, with each kernel's scratch memory.
+"""Memory for activations: the static plan by kernel, and the scratch memory of each kernel.
 
-The plan (TVM's) puts every tensor between kernels into a few storages, each in use from the kernel
-that first writes it to the last that reads it. Scratch memory is what a kernel asks the runtime for
-while it runs: transformed rows, rings, tables. It is read off the code that is compiled, where each
-allocation is a call, and counts once per thread if threads make it. Allocations of fewer than 1024
-bytes are registers or stack and are not counted.
+TVM's plan assigns every tensor between kernels to one of a few storages, which is in use from the
+first kernel that writes it to the last that reads it. Scratch memory is requested from the runtime
+while a kernel runs: transformed rows, ring buffers, tables. It is derived from the lowered code, in
+which each allocation is a call, and counts once per thread if threads allocate it. Allocations of
+less than 1024 bytes are registers or stack, and are not counted.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from bnncc.codegen.registers import split_tiles
 from bnncc.schedules.float_functions import expanded
 
 PIPELINE = "bnncc"
-"""Name of TVM's own lowering, with our passes before LLVM; it notes scratch memory (`recorded`)."""
+"""Name of our variant of TVM's lowering, with our last passes; records scratch memory."""
 
 OPTIONS = {"tirx.disable_cse_tir": True}
-"""Of TVM's lowering, whose common subexpressions fail on a vector comparison written twice; LLVM
-finds them anyway."""
+"""Options of TVM's lowering: its common-subexpression elimination is disabled, because it fails on
+repeated vector comparisons. LLVM does the same anyway."""
 
 ALLOCATE, FREE = "tirx.TVMBackendAllocWorkspace", "tirx.TVMBackendFreeWorkspace"
-"""What asks for scratch memory in lowered code."""
+"""Call that requests scratch memory in lowered code."""
 
 _REGION = "pragma_parallel_launch_point"
 _noted = threading.local()
@@ -48,36 +48,36 @@ class Scratch:
     """Bytes that each thread allocates."""
 
     def total(self, threads: int) -> int:
-        """Return the bytes for `threads` threads."""
+        """Return the bytes for a number of threads."""
         return self.shared + self.per_thread * threads
 
 
 @dataclass(frozen=True)
 class Call:
-    """Activations of one kernel call, in bytes (symbolic dimensions as 1)."""
+    """Memory of one kernel call, in bytes, with symbolic dimensions as 1."""
 
     name: str
-    """The kernel."""
+    """Name of the kernel."""
     inputs: int
     outputs: int
-    """`inputs`, `outputs`: of its tensors, without constants; what is stored over an input is none
-    of its outputs."""
+    """`inputs`, `outputs`: sizes of its tensors, without constants; an output stored in place of an
+    input does not count."""
     live: int
-    """Of all storages in use while it runs, without the network's inputs."""
+    """Size of all storages in use while it runs, without the network's inputs."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The static plan of one network."""
+    """The static memory plan of a network."""
 
     calls: tuple[Call, ...]
     """In call order."""
     arena: int
-    """Bytes of all storages."""
+    """Size of all storages."""
 
 
 def plan(module: tvm.IRModule) -> Plan:
-    """Read the plan of a network.
+    """Derive the memory plan of a network.
 
     Parameters
     ----------
@@ -85,10 +85,10 @@ def plan(module: tvm.IRModule) -> Plan:
         After TVM's ``StaticPlanBlockMemory``.
     """
     sizes: list[int] = []  # of storages
-    places: list[int] = []  # the storage of each tensor
-    tensors: dict[Any, frozenset[int]] = {}  # what a variable holds
+    places: list[int] = []  # storage of each tensor
+    tensors: dict[Any, frozenset[int]] = {}  # by variable
     fields: dict[Any, Any] = {}
-    uses: dict[int, list[int]] = {}  # of storages, by kernels
+    uses: dict[int, list[int]] = {}  # kernels that use a storage
     written: set[int] = set()
     seen: list[tuple[str, int, int]] = []
 
@@ -150,7 +150,7 @@ def plan(module: tvm.IRModule) -> Plan:
 
 @contextmanager
 def recorded() -> Iterator[dict[str, Scratch]]:
-    """Collect the scratch memory of every kernel that is lowered by `PIPELINE` in this thread."""
+    """Collect the scratch memory of every kernel that `PIPELINE` lowers in this thread."""
     found: dict[str, Scratch] = {}
     _noted.kernels = found
     try:
@@ -160,14 +160,14 @@ def recorded() -> Iterator[dict[str, Scratch]]:
 
 
 def at_one(value: Any, symbols: Mapping[str, int] | None = None) -> int:
-    """Return a size, made of sums and products of symbols and numbers.
+    """Evaluate a size that consists of sums and products of symbols and numbers.
 
     Parameters
     ----------
     value : Expr
         The size.
     symbols : mapping of str to int, optional
-        What symbols stand for; 1 where that is not said.
+        Values of symbols; default: 1.
     """
     if isinstance(value, tirx.Cast):
         return at_one(value.value, symbols)
@@ -185,7 +185,7 @@ def at_one(value: Any, symbols: Mapping[str, int] | None = None) -> int:
 
 
 def product(dims: Any) -> int:
-    """Return the product of dimensions, symbols being 1."""
+    """Return the product of dimensions, with symbols as 1."""
     result = 1
     for d in dims:
         result *= at_one(d)
@@ -193,7 +193,7 @@ def product(dims: Any) -> int:
 
 
 def tensor_bytes(kind: Any) -> int:
-    """Return the size of a tensor of type `kind`, symbols being 1."""
+    """Return the size of a tensor of type `kind` in bytes, with symbols as 1."""
     return product(kind.shape.values) * ((tvm.DataType(str(kind.dtype)).bits + 7) // 8)
 
 

@@ -1,8 +1,8 @@
-"""Compile CUDA C++ to machine code for GPUs with NVRTC, which needs neither a GPU nor a driver.
+"""Compile CUDA C++ to machine code with NVRTC, which needs neither a GPU nor a driver.
 
-The library is that of the ``nvidia-cuda-nvrtc`` wheel, or of an installed CUDA toolkit, and so are
-headers (``nvidia-cuda-runtime``). Those of the C++ library, which are in neither wheel, are given
-here, as far as the text that TVM writes around kernels needs them.
+The library is from the ``nvidia-cuda-nvrtc`` wheel or an installed CUDA toolkit, and so are the
+headers (``nvidia-cuda-runtime``). The few C++ library headers that TVM's text includes are in
+neither wheel, and are provided here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bnncc.runtime.cuda import MAJOR, open_library, wheel_folders
 _OPTIONS = ("--std=c++17", "--fmad=false", "--ptxas-options=-v")
 _LESS = "--ptxas-options=--register-usage-level=0"
 _TRIES: tuple[tuple[tuple[str, ...], int], ...] = (((_LESS,), 0), ((_LESS,), 2), ((), 2))
-"""More options, and how many blocks a processor should hold at least; 0 for what the text says."""
+"""Additional options, and the minimum number of blocks per multiprocessor (0: as in the text)."""
 
 _BOUNDS = re.compile(r"__launch_bounds__\((\d+)\)")
 _STACK = re.compile(r"(\d+) bytes stack frame")
@@ -58,7 +58,7 @@ template <typename T, typename U> struct conditional<false, T, U> { typedef U ty
 
 @functools.cache
 def _nvrtc() -> ctypes.CDLL | None:
-    # It looks for its other half by name, and finds what is loaded already.
+    # It looks for its second library by name, and finds it if it is already loaded.
     for folder in wheel_folders("lib"):
         for other in folder.glob("libnvrtc-builtins.so.*"):
             open_library(other.name)
@@ -66,7 +66,7 @@ def _nvrtc() -> ctypes.CDLL | None:
 
 
 def available() -> bool:
-    """Whether there is a compiler."""
+    """Whether NVRTC is installed."""
     return _nvrtc() is not None
 
 
@@ -93,7 +93,7 @@ def cubin(source: str, arch: str) -> bytes:
     Parameters
     ----------
     source : str
-        CUDA C++ that includes nothing, or headers of CUDA.
+        CUDA C++ that includes only CUDA headers, if any.
     arch : str
         For example ``sm_90a``.
 
@@ -105,14 +105,14 @@ def cubin(source: str, arch: str) -> bytes:
     Raises
     ------
     TargetError
-        If there is no NVRTC, it does not know the architecture, or a header of CUDA is missing.
+        If NVRTC is missing, does not know the architecture, or lacks a CUDA header.
     RuntimeError
-        If it refuses the text: its log, shortened.
+        If compilation fails; the message contains the shortened log.
 
     Notes
     -----
-    The assembler aims at many threads, and sometimes keeps a value in memory although registers are
-    left. Then it is asked again, for fewer threads.
+    The assembler optimizes for many threads, and sometimes spills although registers are left.
+    In that case the text is compiled again for fewer threads.
     """
     best, least = b"", -1
     for options, blocks in _TRIES:
@@ -122,7 +122,7 @@ def cubin(source: str, arch: str) -> bytes:
         except RuntimeError:
             if least < 0:
                 raise
-            continue  # blocks of so many threads need more registers than that leaves them
+            continue  # with blocks of this size, there are too few registers
         if least < 0 or stack < least:
             best, least = made, stack
         if not least:
@@ -131,7 +131,7 @@ def cubin(source: str, arch: str) -> bytes:
 
 
 def _compiled(source: str, arch: str, more: Sequence[str]) -> tuple[bytes, int]:
-    """Return machine code, and how many bytes of stack its kernels take."""
+    """Return machine code, and the stack size of its kernels in bytes."""
     nvrtc = library()
     program = ctypes.c_void_p()
     count = len(_HEADERS)

@@ -1,9 +1,9 @@
-"""The Relax operators of bnncc: ``relax.bnncc.binary_conv2d`` and its siblings.
+"""The Relax operators of bnncc: ``relax.bnncc.binary_conv2d`` and others.
 
-Each call is one fused kernel: operands are the kernel's inputs in order, and its attributes say
-what it computes, epilogue included: the fields of a spec, see `attributes`. Inference takes the
-extents of the image from the first operand, checks all the others, and gives the outputs;
-legalization is ``call_tir`` on the PrimFunc of the spec. What prints, parses:
+Each call is one fused kernel: operands are the kernel's inputs in order, and attributes are the
+fields of its spec, including the epilogue, see `attributes`. Type inference takes the image's
+extents from the first operand, checks the others, and returns the outputs; legalization emits
+``call_tir`` of the spec's PrimFunc. The printed form can be parsed:
 
     R.bnncc.binary_dense(x, weight, threshold, channels=64, out_channels=10, ...)
 """
@@ -35,14 +35,14 @@ def call(spec: Spec, args: list[relax.Expr]) -> relax.Call:
     Parameters
     ----------
     spec : Spec
-        What to compute.
+        Spec of the kernel.
     args : list of relax.Expr
         Kernel inputs in order, as `topi_binary.build.input_types` lists them.
 
     Returns
     -------
     relax.Call
-        Of a tensor, or a tuple of tensors if the kernel has several outputs.
+        A tensor, or a tuple of tensors if the kernel has several outputs.
     """
     register()
     op = Op.get(f"relax.bnncc.{spec.operator}")
@@ -54,7 +54,7 @@ def register() -> None:
     if f"relax.bnncc.{OPERATORS[0]}" in Op.list_op_names():
         return
     for name in OPERATORS:
-        attributes.of_kind(_KIND_OF[name])  # so that saved modules can be loaded
+        attributes.of_kind(_KIND_OF[name])  # needed to load saved modules
         full = f"relax.bnncc.{name}"
         ir_ffi.RegisterOp(full, f"bnncc's fused {name}")
         register_op_attr(full, "FInferType", _infer)
@@ -66,7 +66,7 @@ def register() -> None:
 
 
 def _parser(name: str) -> Any:
-    """Return ``R.bnncc.<name>`` of the parser."""
+    """Return the parser's ``R.bnncc.<name>``."""
 
     def parse(*args: relax.Expr, **attrs: Any) -> relax.Call:
         made = attributes.of_kind(_KIND_OF[name])(**attrs)
@@ -76,12 +76,12 @@ def _parser(name: str) -> Any:
 
 
 def spec_of(call: relax.Call) -> Spec:
-    """Return what a call of an operator of ours computes.
+    """Return the spec of a call of one of our operators.
 
     Raises
     ------
     TypeError
-        If its attributes do not fit its first operand, or the operator.
+        If its attributes do not match its first operand or the operator.
     """
     name = str(call.op.name)
     if not call.args or not isinstance(call.args[0].ty, relax.TensorType):

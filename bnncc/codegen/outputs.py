@@ -1,4 +1,4 @@
-"""The network a second time, with memory for its outputs among its parameters."""
+"""A variant of the network whose outputs are written to memory of the caller."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import tvm
 from tvm import relax
 
 INTO = "main_into"
-"""Its name. Where a module has it, every output of ``main`` is memory that nothing else holds."""
+"""Name of the variant. It exists only if all outputs of ``main`` have memory of their own."""
 
 
 def values(func: relax.Function) -> dict[Any, Any]:
-    """Return what each variable of a function is bound to."""
+    """Return the value bound to each variable of a function."""
     return {b.var: b.value for block in func.body.blocks for b in block.bindings}
 
 
 def origin(expr: Any, bound: dict[Any, Any]) -> Any:
-    """Return what `expr` is another name of: a variable bound to a call, a parameter, ..."""
+    """Resolve aliases of `expr` to a variable bound to a call, a parameter, or similar."""
     if isinstance(expr, relax.Tuple):
         return expr
     if isinstance(expr, relax.TupleGetItem):
@@ -29,17 +29,17 @@ def origin(expr: Any, bound: dict[Any, Any]) -> Any:
 
 
 def operator(value: Any) -> str:
-    """Return the name of the operator that a value calls, or nothing."""
+    """Return the name of the operator that a value calls, or ""."""
     return getattr(getattr(value, "op", None), "name", "")
 
 
 def with_outputs(module: tvm.IRModule, _: Any) -> tvm.IRModule:
-    """Add a function that writes its outputs where the caller says.
+    """Add a function that writes its outputs to parameters.
 
     main(x): y = alloc_tensor(..); kernel(x, y); return y
     ->   main_into(x, y): kernel(x, y); return y, beside ``main``
 
-    There is none if an output is an input, a constant, part of other memory, or there twice.
+    Omitted if an output is an input, a constant, part of other memory, or returned twice.
 
     Parameters
     ----------

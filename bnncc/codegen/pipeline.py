@@ -1,4 +1,4 @@
-"""From a Relax module to an executable: legalize, fuse the rest, schedule, plan memory, build."""
+"""From a Relax module to an executable: legalize, fuse TVM's operators, schedule, plan, build."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import OPERATORS
 
 SPEC = "bnncc.spec"
-"""PrimFunc attribute of bnncc's own kernels."""
+"""Attribute of bnncc's own PrimFuncs."""
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One PrimFunc call of the network, in call order."""
+    """A call of a PrimFunc in the network, in order."""
 
     name: str
-    """The PrimFunc."""
+    """Name of the PrimFunc."""
     spec: str
-    """JSON of its spec; empty for what TVM legalized."""
+    """JSON of its spec; empty for operators that TVM legalized."""
     args: tuple[tuple[tuple[int | str, ...], str], ...]
     """Shapes and types of all tensors in call order, outputs last; str dimensions are symbolic."""
     reads: tuple[int, ...] = ()
-    """Positions in the list of the calls whose results it reads."""
+    """Indices of the calls whose results it reads."""
 
 
 def legalize(module: tvm.IRModule, target: TargetSpec) -> tvm.IRModule:
-    """Turn every operator into a PrimFunc, and fuse those that are not ours.
+    """Turn every operator into a PrimFunc, and fuse TVM's operators.
 
     Parameters
     ----------
     module : tvm.IRModule
         From `lower.to_relax`.
     target : TargetSpec
-        The machine: sorting is written for it.
+        The target; sorting depends on it.
 
     Returns
     -------
     tvm.IRModule
-        ``main`` calls PrimFuncs; ours carry the attribute `SPEC`.
+        ``main`` calls PrimFuncs; our own have the attribute `SPEC`.
     """
     register()
     ours = [f"relax.bnncc.{name}" for name in OPERATORS]
@@ -67,7 +67,7 @@ def legalize(module: tvm.IRModule, target: TargetSpec) -> tvm.IRModule:
             transform.FoldConstant(),
             transform.FuseOps(),
             transform.FuseTIR(),
-            # It cannot look into our kernels, so it runs before they are there.
+            # It cannot analyse our kernels, so it runs before they are legalized.
             transform.RewriteDataflowReshape(),
             transform.LegalizeOps(),
             transform.DeadCodeElimination(["main"]),
@@ -76,10 +76,10 @@ def legalize(module: tvm.IRModule, target: TargetSpec) -> tvm.IRModule:
 
 
 def _take(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Legalize `relax.take` of one axis; TVM's own prints a warning that indices may be outside.
+    """Legalize `relax.take` along one axis; TVM's version warns that indices may be out of range.
 
-    None is: tables of positions are made by `converters`, and what a model gathers by is proved or
-    checked, and clipped besides, in `lower` (see `bnncc.ir.demands` and `guards`).
+    They are not: tables of positions come from `converters`, and indices of the model are proved or
+    checked, and also clipped, in `lower` (see `bnncc.ir.demands` and `guards`).
     """
     data, index = call.args
     axis, mode = call.attrs.axis, call.attrs.mode
@@ -109,16 +109,16 @@ def schedule(
     module : tvm.IRModule
         From `legalize`.
     threads : int
-        How many threads kernels may use.
+        Threads that kernels may use.
     records : Records, optional
-        What tuning found. One that does not apply to its kernel is named in ``records.stale``.
+        Tuning records. Those that do not apply to their kernel are listed in ``records.stale``.
 
     Returns
     -------
     module : tvm.IRModule
         Scheduled.
     tuned : frozenset of str
-        Kernels whose schedule is from a record.
+        Kernels scheduled from a record.
     """
     tuned: set[str] = set()
     out = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs)
@@ -135,7 +135,7 @@ def schedule(
 
 
 def _without_scopes(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Take the scopes out of TVM's scatters: its code for CPUs warns that it ignores them."""
+    """Remove scopes from TVM's scatters: CPU code generation warns that it ignores them."""
 
     def inside(node: tirx.AttrStmt) -> tirx.Stmt:
         return node.body if node.attr_key == "pragma_scope" else node
@@ -146,13 +146,13 @@ def _without_scopes(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _ours(
     func: tirx.PrimFunc, target: TargetSpec, threads: int, records: Records | None
 ) -> tuple[tirx.PrimFunc, bool]:
-    """Return a kernel of ours, scheduled as a record says if there is one that applies."""
+    """Schedule one of our kernels, from a record if there is one that applies."""
     found = records.find(str(func.attrs[SPEC]), threads) if records is not None else None
     if found is not None and records is not None:
         point, where = found
         try:
             return schedules.schedule(func, target, threads, point), True
-        except Exception as error:  # it may be of another version, or damaged: nothing is fatal
+        except Exception as error:  # of another version, or damaged: not fatal
             reason = str(error).strip().splitlines() or [type(error).__name__]
             records.stale.append(f"{where}: {reason[-1]}")
     return schedules.schedule(func, target, threads), False
@@ -161,7 +161,7 @@ def _ours(
 def kernel_calls(module: tvm.IRModule) -> list[KernelCall]:
     """List the PrimFunc calls of ``main`` in order."""
     calls: list[KernelCall] = []
-    makers: dict[Any, frozenset[int]] = {}  # of variables: the calls that made them
+    makers: dict[Any, frozenset[int]] = {}  # by variable: the calls it is computed by
 
     def made_by(expr: Any) -> frozenset[int]:
         parts = {relax.Tuple: "fields", relax.Call: "args"}.get(type(expr))
@@ -186,7 +186,7 @@ def kernel_calls(module: tvm.IRModule) -> list[KernelCall]:
                 over = value.attrs.inplace_indices
                 outs = [kind for kind, index in zip(outs, over, strict=True) if int(index) < 0]
             kinds = [a.ty for a in value.args[1].fields if isinstance(a.ty, relax.TensorType)]
-            kinds += outs  # what is no tensor is a symbol that shapes are multiples of
+            kinds += outs  # arguments that are not tensors are symbols in shapes
             reads = tuple(sorted(makers[binding.var]))
             makers[binding.var] = frozenset([len(calls)])
             args = tuple(_kind(k) for k in kinds)
@@ -199,7 +199,7 @@ def _kind(kind: Any) -> tuple[tuple[int | str, ...], str]:
 
 
 def _dim(value: Any) -> int | str:
-    """Return a number, a symbol's name, or what an expression is for a batch of one."""
+    """Return a number, a symbol's name, or the value of an expression for a batch of one."""
     if isinstance(value, tirx.IntImm):
         return int(value)
     if isinstance(value, tirx.Var):
@@ -213,7 +213,7 @@ def memory_plan(module: tvm.IRModule) -> memory.Plan:
 
 
 def planned(module: tvm.IRModule) -> tvm.IRModule:
-    """Return a legalized or scheduled module with its kernels' tensors placed in storages."""
+    """Return a legalized or scheduled module after memory planning."""
     return tvm.transform.Sequential(_plan_passes())(module)
 
 
@@ -274,9 +274,10 @@ def _plan_passes() -> list[tvm.transform.Pass]:
 
 
 def _order_shape_functions(module: tvm.IRModule, _: Any) -> tvm.IRModule:
-    """Sort the stores of each function that computes sizes: VMShapeLower's order is random.
+    """Sort the stores of each function that computes sizes; VMShapeLower emits them in random
+    order.
 
-    They are independent of each other, reading only the sizes that the inputs gave.
+    They are independent of each other: they read only sizes of inputs.
     """
     for var, func in module.functions_items():
         if var.name_hint.startswith("shape_func") and isinstance(func.body, tirx.SeqStmt):
@@ -292,7 +293,7 @@ def tvm_target(target: TargetSpec) -> tvm.target.Target:
         config["mattr"] = list(target.mattr)
     if target.triple:
         config["mtriple"] = target.triple
-    if target.arch == "wasm32" or target.arch.startswith("thumb"):  # TVM warns of an unknown width
+    if target.arch == "wasm32" or target.arch.startswith("thumb"):  # avoids a warning
         config["vector-width"] = 128
     if target.abi:
         config["mabi"] = target.abi
@@ -304,7 +305,7 @@ def tvm_target(target: TargetSpec) -> tvm.target.Target:
         return tvm.target.Target({"kind": "c"})
     device = {
         "kind": "cuda",
-        "arch": target.gpus[0],  # the text of a kernel does not depend on it
+        "arch": target.gpus[0],  # kernels' text does not depend on it
         "max_shared_memory_per_block": shared_bytes(target.gpus),
     }
     return tvm.target.Target(device, host=tvm.target.Target(config))

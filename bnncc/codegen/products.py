@@ -1,7 +1,7 @@
-"""Relax of products of two computed tensors, which read their operands where they lie.
+"""Products of two computed tensors in Relax, which read their operands through views.
 
-Attention splits its heads by reshapes and transpositions, and repeats those that are shared; a
-product can read through all of these, without copies.
+Attention splits heads by reshapes and transpositions, and repeats shared heads; a product can read
+through all of these without copies.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Index = Sequence[Expr]
 Place = Callable[[Index], Index]
 
 FEW_ROWS = 8
-"""With fewer, sums along the second operand's memory cost less than a copy that turns it."""
+"""With fewer rows, summing along the second operand's memory is cheaper than transposing it."""
 
 
 def matmul(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) -> relax.Expr | None:
-    """Return a MatMul of float32 that reads through views, None if there are none."""
+    """Return a float32 MatMul that reads through views, or None if there are no views."""
     shapes = [graph.types[name].shape for name in node.inputs]
     left, right = shapes
     fixed = all(isinstance(d, int) for shape in shapes for d in shape)
@@ -59,7 +59,7 @@ def _same(at: Index) -> Index:
 
 
 def _along_last(source: Expr, place: Place, shape: Sequence[Any]) -> bool:
-    """Return whether neighbours in the last axis of a view are neighbours in its source."""
+    """Return whether the last axis of a view is contiguous in its source."""
     at = [tirx.Var(f"i{k}", "int64") for k in range(len(shape))]
     known = Analyzer()
     for var, size in zip(at, shape, strict=True):
@@ -70,7 +70,7 @@ def _along_last(source: Expr, place: Place, shape: Sequence[Any]) -> bool:
 
 
 def source_of(expr: Expr, bb: relax.BlockBuilder) -> tuple[Expr, Place]:
-    """Return the tensor that an expression is a view of, and where it has an element."""
+    """Return the tensor of which an expression is a view, and the index function of the view."""
     made = bb.lookup_binding(expr) if isinstance(expr, relax.Var) else None
     name = str(getattr(getattr(made, "op", None), "name", ""))
     rule = _VIEWS.get(name)

@@ -1,8 +1,8 @@
-"""Accumulators in registers: an allocation of its own for each vector of a register tile.
+"""Keep accumulators in registers: a separate allocation for each vector of a register tile.
 
-TVM asks the runtime for memory of 1024 bytes or more, and LLVM keeps in registers only what it sees
-allocated on the stack. A tile of 16 vectors or more would be stored to memory and loaded again
-around every reduction. Memory that TVM shares between a tile and something else stays as it is.
+TVM requests memory of 1024 bytes or more from the runtime, but LLVM promotes only stack allocations
+to registers. A tile of 16 vectors or more would be loaded and stored around every reduction. Memory
+that TVM shares between a tile and another buffer remains as it is.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import tvm_ffi
 from tvm import tirx
 
 STACK_BITS = 8 * 1024
-"""TVM's limit: allocations from here on are calls of the runtime."""
+"""TVM's limit in bytes, from which allocations are calls of the runtime."""
 
 
 def split_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Split every allocation too large for the stack whose accesses are all single known vectors.
+    """Split large allocations whose accesses are all single vectors at constant offsets.
 
     Parameters
     ----------
     func : tirx.PrimFunc
-        With its loops unrolled and its tensors flat, before calls of the runtime are put in.
+        With unrolled loops and flat buffers, before allocations are lowered to calls.
     """
     roots = _tiles(func.body)
     if not roots:
@@ -65,10 +65,10 @@ def split_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _tiles(body: tirx.Stmt) -> dict[Any, Any]:
-    """Return the allocations to split, by their own and all other names of their buffers."""
+    """Return the allocations to split, by all buffers that alias them."""
     roots: dict[Any, Any] = {}
-    names: Counter[Any] = Counter()  # declared
-    uses: Counter[Any] = Counter()  # of the address
+    names: Counter[Any] = Counter()  # number of declarations
+    uses: Counter[Any] = Counter()  # number of uses of the address
     wrong: set[Any] = set()
 
     def allocated(node: Any) -> None:

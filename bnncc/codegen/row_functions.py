@@ -1,4 +1,4 @@
-"""Relax of functions of rows, and of functions that need more than TVM's formula."""
+"""Relax for functions of rows, and for functions whose formula in TVM is too inaccurate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ At = Callable[..., Expr]
 
 
 def _rows(x: te.Tensor, value: At, name: str, reducer: Callable[..., Expr] = te.sum) -> te.Tensor:
-    """Reduce what `value` gives for each place along the last axis."""
+    """Reduce `value` along the last axis."""
     k = te.reduce_axis((0, x.shape[-1]), f"{name}_k")
     return te.compute(x.shape[:-1], lambda *at: reducer(value(*at, k), axis=k), name=name)
 
@@ -26,7 +26,7 @@ def _wide(value: Expr) -> Expr:
 
 
 def _inverse(value: Expr) -> Expr:
-    """Return 1 / value, rounded once: what is computed once a row need not add to the error."""
+    """Return 1 / value in float64, rounded once: computed once per row, it should add no error."""
     return (tirx.const(1.0, "float64") / value).astype("float32")
 
 
@@ -81,7 +81,7 @@ def softmax(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) -
 
 
 def _broadcast(x: te.Tensor, at: Sequence[Expr]) -> Expr:
-    """Return the element of `x` that stands where `at` says in a tensor of more or larger axes."""
+    """Return the element of `x` that is broadcast to `at` in a larger tensor."""
     own = zip(x.shape, at[len(at) - len(x.shape) :], strict=True)
     ones = (isinstance(size, tirx.IntImm) and int(size) == 1 for size in x.shape)
     return x(*(0 if one else index for one, (_, index) in zip(ones, own, strict=True)))
@@ -108,7 +108,7 @@ def rotary(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) ->
 
 
 def elementwise(function: Callable[[Expr], Expr]) -> Callable[..., relax.Expr | None]:
-    """Return the converter of a function of each value of float32."""
+    """Return the converter of an elementwise function on float32."""
 
     def converter(
         bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph
@@ -126,8 +126,8 @@ def elementwise(function: Callable[[Expr], Expr]) -> Callable[..., relax.Expr | 
 
 
 _FAR, _SHIFT = -64.0, 37.0
-"""Below the first, sigmoid(x) is exp(x) to float32, and so exp(-shift) * sigmoid(x + shift), whose
-second factor is never denormal where it matters; exp(-37) is almost a number of float32."""
+"""Below `_FAR`, sigmoid(x) equals exp(x) in float32, and so exp(-shift) * sigmoid(x + shift), whose
+second factor is never subnormal where it matters. exp(-37) is nearly exact in float32."""
 
 
 def swish(x: Expr) -> Expr:
@@ -138,7 +138,7 @@ def swish(x: Expr) -> Expr:
 
 
 def softplus(x: Expr) -> Expr:
-    """Return ``log(1 + exp(x))``, which is almost ``exp(x)`` where that is small."""
+    """Return ``log(1 + exp(x))``, accurate also where it approaches ``exp(x)``."""
     size = tirx.max(x, tirx.const(0.0, "float32") - x)
     rest = tirx.log1p(tirx.exp(tirx.const(0.0, "float32") - size))
     return tirx.max(x, tirx.const(0.0, "float32")) + rest

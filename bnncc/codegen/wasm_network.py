@@ -1,4 +1,4 @@
-"""A network as WebAssembly: one file of code and weights, and a module of JavaScript beside it."""
+"""A network in WebAssembly: one file of code and weights, and a JavaScript module."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def make(
     selfcheck: c_network.SelfCheckMaker,
     **ios: Any,
 ) -> tuple[dict[str, bytes], c_network.Bare, int]:
-    """Make the files of a network of WebAssembly; parameters and result as of `c_folder.make`.
+    """Make the files of a network in WebAssembly; parameters and result as for `c_folder.make`.
 
     Raises
     ------
     TargetError
-        If it calls what no browser has, or needs TVM's runtime.
+        If it calls functions that browsers lack, or needs TVM's runtime.
     """
     made = c_network.build(module, target, name=name, caller=_caller, **ios)
     prefix, tensors = made.prefix, (made.given, made.made)
@@ -52,7 +52,7 @@ _CONSTANTS = "bnncc_constants"
 
 
 def _caller(prefix: str, order: Order, given: Named, made: Named) -> tirx.PrimFunc:
-    """Return ``run(arena, inputs..., outputs...)``, which brings the weights with it."""
+    """Return ``run(arena, inputs..., outputs...)``, which contains the weights."""
     names = "base", *(name for name, _ in (*given, *made))
     parameters = {name: tirx.Var(name, "handle") for name in names}
 

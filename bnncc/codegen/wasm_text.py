@@ -1,6 +1,6 @@
-"""The text that belongs to a network in WebAssembly: a module of JavaScript, its types, a check.
+"""Text files of a network in WebAssembly: JavaScript module, types, and check program.
 
-What is written where, `c_network` has decided; here is only how it reads.
+`c_network` determines the layout; this module only writes it out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ARRAYS = {
     "uint64": "BigUint64Array",
     **{f"{u}int{n}": f"{(u and 'Ui') or 'I'}nt{n}Array" for u in ("", "u") for n in (8, 16, 32)},
 }  # fmt: skip
-"""What JavaScript calls an array of each type; halves are bits."""
+"""JavaScript array types; half-precision numbers are stored as bits."""
 
 _MATH = (
     "exp", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "asin", "acos", "atan",
@@ -54,7 +54,7 @@ FUNCTIONS = {
     **{f"{name}{end}": text for name, text in _FUNCTIONS.items() for end in ("", "f")},
     "erff": _ERF,
 }
-"""What of C's library JavaScript has: in float64, so float32 is off by an ulp at most."""
+"""C library functions available in JavaScript; computed in float64, so within 1 ulp in float32."""
 
 
 _MODULE = """\
@@ -148,7 +148,7 @@ export async function load(source = new URL("WASM", import.meta.url)) {
 def module(
     prefix: str, name: str, target: str, sizes: Sizes, given: Named, made: Named, wasm: bytes
 ) -> str:
-    """Return ``NAME.mjs``, with the functions that `wasm` takes from it."""
+    """Return ``NAME.mjs``, with the functions that `wasm` imports from it."""
     types = dict.fromkeys(tensor.dtype for _, tensor in (*given, *made))
     needed = [name for name in FUNCTIONS if b"\x03env" + _named(name) in wasm]
     texts = {
@@ -282,18 +282,19 @@ process.exitCode = wrong ? 1 : 0;
 def program(
     prefix: str, given: Named, made: Named, kept: Mapping[str, int], coarse: Mapping[str, float]
 ) -> str:
-    """Return ``check.mjs``, the program that runs the pair of inputs and outputs.
+    """Return ``check.mjs``, which runs the network on stored inputs and compares outputs.
 
     Parameters
     ----------
     prefix : str
-        Of the network's symbols.
+        Prefix of the network's symbols.
     given, made : list of (str, TensorInfo)
         Inputs and outputs, with their names in JavaScript.
     kept : mapping of str to int
-        How many values are stored of each; for outputs of which some are, of their places too.
+        Number of stored values of each; if only some values of an output are stored, also of their
+        positions.
     coarse : mapping of str to float
-        How far outputs of half precision may be off.
+        Tolerance of half-precision outputs.
     """
     types = dict.fromkeys(tensor.dtype for _, tensor in (*given, *made))
     near = {
