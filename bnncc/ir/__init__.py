@@ -1,1 +1,1 @@
-"""The graph of the compiler's front half, and what its operators mean: definitions in NumPy."""
+"""The graph of the compiler's front end, and the semantics of its operators in NumPy."""

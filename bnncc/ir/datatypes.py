@@ -1,4 +1,4 @@
-"""Which numbers an input is declared to hold: QONNX's and FINN's data types of up to 8 bits."""
+"""Declared value types of inputs: the data types of QONNX and FINN of up to 8 bits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 MAX_BITS = 8
-"""Wider types say nothing that a kernel could use."""
+"""Maximum number of bits; kernels cannot use wider types."""
 
 _LONGEST_NAME = 20
 _INTEGER = re.compile(r"(U?)INT(\d+)")
@@ -17,24 +17,24 @@ _FIXED = re.compile(r"FIXED<(\d+),(-?\d+)>")
 
 @dataclass(frozen=True)
 class Datatype:
-    """The numbers ``low``, ``low + step``, ..., `count` of them."""
+    """The set of numbers ``low``, ``low + step``, ..., `count` of them."""
 
     name: str
-    """As in the file: ``BIPOLAR``, ``BINARY``, ``TERNARY``, ``UINT4``, ``INT2``, ``FIXED<8,4>``."""
+    """Name in the file: ``BIPOLAR``, ``BINARY``, ``TERNARY``, ``UINT4``, ``FIXED<8,4>``, ..."""
     low: float
     step: float
-    """`low`, `step`: the smallest, and the distance of neighbours."""
+    """`low`, `step`: the smallest number, and the distance between neighbours."""
     count: int
-    """How many there are."""
+    """Number of values."""
 
     def holds(self, values: np.ndarray) -> np.ndarray:
-        """Return where `values` are of this type."""
+        """Return a mask of the `values` that belong to this type."""
         level = (values.astype(np.float64) - self.low) / self.step
         with np.errstate(invalid="ignore"):
             return (level == np.rint(level)) & (level >= 0) & (level < self.count)
 
     def holds_all(self, values: np.ndarray) -> bool:
-        """Return whether all `values` are of this type; in float32, as it runs each time."""
+        """Return whether all `values` belong to this type; float32 for speed, as it runs often."""
         if self.low == -self.step / 2 and self.count == 2:
             return bool((np.abs(values) == -self.low).all())
         if self.step != 1 or not values.size:
@@ -54,17 +54,17 @@ class Datatype:
 
 
 def datatype(name: str) -> Datatype | None:
-    """Return the type of a name, if it is a narrow one.
+    """Return the type with a given name, if it is narrow.
 
     Parameters
     ----------
     name : str
-        What a ``finn_datatype`` annotation says.
+        Value of a ``finn_datatype`` annotation.
 
     Returns
     -------
     Datatype or None
-        None for floats, wide and scaled types, and names that mean nothing.
+        None for float, wide and scaled types, and unknown names.
 
     Examples
     --------

@@ -1,8 +1,9 @@
-"""What operators demand of integers they are given: indices inside a tensor, divisors other than 0.
+"""Demands of operators on integer operands: indices inside a tensor, divisors other than 0.
 
-An ordinary value makes an ordinary result; these make a machine read foreign memory or trap. Where
-a demand is proved from the graph nothing is checked when the network runs; else generated code does
-(`bnncc.codegen.guards`), and what is demanded of a network's input is part of its description.
+An ordinary operand only affects the result; a bad index or divisor makes a processor read foreign
+memory or trap. If a demand is proved from the graph, nothing is checked at run time; otherwise
+generated code checks it (`bnncc.codegen.guards`). Demands on a network's inputs are part of their
+description.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ _INDEXED = {"Gather": 1, "GatherElements": 1, "GatherND": 1, "ScatterElements": 
 
 
 MARK = "bnncc check: "
-"""What the messages of checks in generated code begin with."""
+"""Prefix of messages from checks in generated code."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What one operand of a node must hold."""
+    """A demand on one operand of a node."""
 
     node: Node
-    """Which node."""
+    """The node."""
     position: int
-    """Of the operand among its inputs."""
+    """Index of the operand among the node's inputs."""
     sizes: tuple[Dim, ...] = ()
-    """Indices are below this; several if the operand's last axis holds one for each of them. Empty
-    for a divisor, which must not be 0."""
+    """Upper bounds of indices (exclusive): one for all, or one for each element of the operand's
+    last axis. Empty for a divisor, which must not be 0."""
     wraps: bool = True
     """Whether indices from ``-size`` on count from the end."""
 
@@ -59,7 +60,7 @@ def _last(size: Dim) -> Dim:
 
 
 def demands(node: Node, types: Mapping[str, TensorType]) -> Demand | None:
-    """Return what `node` demands of one of its operands, if anything."""
+    """Return the demand of `node` on one of its operands, if any."""
     if node.op in ("Div", "Mod"):
         integers = types[node.inputs[1]].dtype.startswith(("int", "uint"))
         return Demand(node, 1) if integers else None
@@ -85,19 +86,19 @@ def demands(node: Node, types: Mapping[str, TensorType]) -> Demand | None:
 
 
 def require(node: Node, inputs: Sequence[np.ndarray | None]) -> None:
-    """Refuse operands of `node` that are not as it demands.
+    """Raise an error if operands of `node` do not meet its demand.
 
     Parameters
     ----------
     node : Node
-        In normal form.
+        In canonical form.
     inputs : sequence of ndarray or None
         Its operands.
 
     Raises
     ------
     InputError
-        If an index is outside, or a divisor is 0.
+        If an index is out of range, or a divisor is 0.
     """
     if node.op not in _INDEXED and node.op not in ("Div", "Mod"):
         return
@@ -115,10 +116,10 @@ def require(node: Node, inputs: Sequence[np.ndarray | None]) -> None:
 
 
 def meets(demand: Demand, values: np.ndarray) -> bool:
-    """Whether values are as demanded; symbolic dimensions are at least 1."""
+    """Whether values meet the demand; symbolic dimensions are at least 1."""
     if not demand.sizes:
         return not (values == 0).any()
-    # One size, or one for each column.
+    # One bound, or one for each column.
     size = np.array([s if isinstance(s, int) else 1 for s in demand.sizes])
     wide = values.astype(np.int64)
     return not ((wide < (-size if demand.wraps else 0)) | (wide >= size)).any()
@@ -129,7 +130,7 @@ def met(
     ranges: Mapping[str, tuple[int, int]],
     constants: Mapping[str, np.ndarray] | None = None,
 ) -> bool:
-    """Whether the graph alone proves that `demand` is met: by ranges, constants by each value."""
+    """Whether the graph alone proves `demand`, from integer ranges or the values of constants."""
     value = (constants or {}).get(demand.operand)
     if value is not None:
         return meets(demand, value)
@@ -145,7 +146,7 @@ def met(
 
 
 def integer_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
-    """Return what integer tensors lie between, as far as the operators that make them say so."""
+    """Return bounds of integer tensors, derived from the operators that compute them."""
     ranges: dict[str, tuple[int, int]] = {}
     for name, value in graph.constants.items():
         if value.dtype.kind in "iub" and value.size:
@@ -204,7 +205,7 @@ def _of_node(
         return (known[1][0], known[2][1]) if all(node.inputs[:3]) else None
     if node.op == "Mod" and known[1] is not None and known[1][0] > 0:
         if not node.attrs.get("fmod", 0):
-            return 0, known[1][1] - 1  # the sign of the divisor
+            return 0, known[1][1] - 1  # the result has the sign of the divisor
         return 1 - known[1][1], known[1][1] - 1
     if node.op == "Where" and len(known) == 3 and known[1] is not None and known[2] is not None:
         return min(known[1][0], known[2][0]), max(known[1][1], known[2][1])
@@ -213,20 +214,20 @@ def _of_node(
 
 @dataclass(frozen=True)
 class Limits:
-    """What values of an integer input are allowed."""
+    """Allowed values of an integer input."""
 
     low: int | None = None
     high: int | None = None
-    """`low`, `high`: the least and the greatest; None if there is no limit."""
+    """`low`, `high`: inclusive bounds; None if there is no limit."""
     nonzero: bool = False
-    """Whether 0 is not."""
+    """Whether 0 is forbidden."""
 
     def __str__(self) -> str:
         span = f"{self.low} .. {self.high}" if self.low is not None else ""
         return " and ".join(filter(None, [span, "not 0" if self.nonzero else ""]))
 
     def broken(self, values: np.ndarray) -> np.ndarray:
-        """Return where `values` are not allowed."""
+        """Return a mask of the `values` that are not allowed."""
         bad = np.zeros(values.shape, bool)
         if self.low is not None and self.high is not None:
             bad |= (values < self.low) | (values > self.high)
@@ -237,9 +238,9 @@ NO_LIMITS = Limits()
 
 
 def limits_of_inputs(graph: Graph) -> dict[str, Limits]:
-    """Return what is demanded of the values of the graph's inputs, whole ones only.
+    """Return the demands on whole inputs of the graph.
 
-    Where an operator takes some elements of an input for indices, it is left to code.
+    If an operator uses only some elements of an input as indices, generated code checks them.
     """
     source = {name: name for name in graph.inputs}
     found: dict[str, Limits] = {}
@@ -257,7 +258,7 @@ def limits_of_inputs(graph: Graph) -> dict[str, Limits]:
         elif all(isinstance(size, int) for size in demand.sizes):
             size = min(int(s) for s in demand.sizes)
             low = -size if demand.wraps else 0
-            if len(set(demand.sizes)) > 1:  # each column has limits of its own
+            if len(set(demand.sizes)) > 1:  # each column has its own limits
                 continue
             found[name] = Limits(
                 low if old.low is None else max(low, old.low),
@@ -268,7 +269,7 @@ def limits_of_inputs(graph: Graph) -> dict[str, Limits]:
 
 
 def _keeps_all(node: Node, graph: Graph) -> bool:
-    """Whether each element of the first input is in the output, as the same number."""
+    """Whether the output contains every element of the first input unchanged."""
     if node.op == "Cast":
         before, after = (graph.types[n].dtype for n in (node.inputs[0], node.outputs[0]))
         return before[0] in "iu" and after[0] in "iu" and np.can_cast(before, after)

@@ -1,7 +1,7 @@
-"""Arithmetic on dimensions: numbers, symbols, and sums of products of both, as text.
+"""Arithmetic on dimensions: numbers, symbols, and polynomials of both, as text.
 
-``N`` is the batch, ``16*N*T`` rows of matrices, ``P+T`` the length of a cache after it has grown.
-The text is canonical: equal dimensions are equal strings.
+``N`` is the batch, ``16*N*T`` a number of matrix rows, ``P+T`` the length of a cache that has
+grown. The text is canonical: equal dimensions are equal strings.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Dim = int | str
 Number = TypeVar("Number")
 
 MAX_DIM = "bnncc.max_dim."
-"""With a symbol behind it, the key of its greatest size in a model's metadata."""
+"""Key in a model's metadata of a symbol's maximum; the symbol follows."""
 _DIM = r" *\w+( *[+*] *\w+)* *"
 
 
@@ -75,7 +75,7 @@ def total(dims: Iterable[Dim]) -> Dim:
 
 
 def difference(whole: Dim, part: Dim) -> Dim | None:
-    """Return `whole` less `part`; None where that may be negative.
+    """Return ``whole - part``, or None if that may be negative.
 
     Examples
     --------
@@ -88,7 +88,7 @@ def difference(whole: Dim, part: Dim) -> Dim | None:
 
 
 def quotient(whole: Iterable[Dim], part: Iterable[Dim]) -> Dim | None:
-    """Return the product of dimensions by that of others; None where that is no dimension.
+    """Return the quotient of two products of dimensions, or None if it is not a dimension.
 
     Examples
     --------
@@ -116,7 +116,7 @@ def symbols_of(dim: Dim) -> set[str]:
 
 
 def readable(text: str) -> Dim | None:
-    """Return a dimension as it is written in a file or an option; None if it is none.
+    """Parse a dimension from a file or an option; return None if it is not valid.
 
     Examples
     --------
@@ -127,7 +127,7 @@ def readable(text: str) -> Dim | None:
 
 
 def at_one(shape: Iterable[Dim]) -> tuple[int, ...]:
-    """Return a shape in which each symbol is 1.
+    """Return a shape with 1 for each symbol.
 
     Examples
     --------
@@ -138,14 +138,14 @@ def at_one(shape: Iterable[Dim]) -> tuple[int, ...]:
 
 
 def evaluated(dim: Dim, value: Callable[[str], Number]) -> int | Number:
-    """Return a dimension as a number, or as an expression.
+    """Evaluate a dimension to a number, or to an expression.
 
     Parameters
     ----------
     dim : int or str
-        What is wanted.
+        The dimension.
     value : function
-        Returns what a symbol stands for.
+        Returns the value of a symbol.
 
     Examples
     --------

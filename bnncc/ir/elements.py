@@ -1,4 +1,4 @@
-"""Arithmetic on elements of shapes, of which some are symbols or not known."""
+"""Arithmetic on elements of shape vectors, which may be symbolic or unknown."""
 
 from __future__ import annotations
 
@@ -76,4 +76,4 @@ ARITHMETIC: dict[str, Callable[[Element, Element], Element]] = {
     "Mul": _multiply,
     "Sub": _subtract,
 }
-"""What each operator makes of two elements."""
+"""Result of each operator for two elements."""

@@ -1,9 +1,9 @@
-"""Evaluate graph nodes with NumPy: what "right" means.
+"""Evaluate graph nodes with NumPy: the reference semantics.
 
 Conv, Gemm, MatMul, BatchNormalization, means and average pools accumulate in float64 and round
-once; where both operands of a product are integer multiples of a scale the accumulator is an exact
-integer. All else is float32 as ONNX defines it. Operators without a function here go through
-`onnx.reference` on a model of one node.
+once. If both operands of a product are integer multiples of a scale, the accumulator is an exact
+integer. Everything else is float32 as ONNX defines it. Operators that are not implemented here are
+evaluated by `onnx.reference` on a model of one node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 Inputs = Sequence[Array | None]
 
 OPSET = onnx.defs.onnx_opset_version()
-"""Version of the default domain whose semantics graph nodes have."""
+"""Opset version of the default domain that graph nodes follow."""
 
 
 def evaluate_node(
@@ -35,12 +35,12 @@ def evaluate_node(
     Parameters
     ----------
     node : Node
-        In the normalised form that `bnncc.frontend.onnx.load` produces.
+        In the canonical form that `bnncc.frontend.onnx.load` produces.
     inputs : sequence of ndarray or None
-        One per input of the node; None where the input is absent. Elementwise operators broadcast,
-        so that an axis of trial values may be put in front.
+        One per input of the node; None for absent inputs. Elementwise operators broadcast, so a
+        leading axis of trial values may be added.
     types : mapping of str to TensorType, optional
-        Those of the node's outputs are used where onnx.reference gives wider ones.
+        Types of the node's outputs, used if onnx.reference returns wider ones.
 
     Returns
     -------
@@ -50,9 +50,9 @@ def evaluate_node(
     Raises
     ------
     UnsupportedOp
-        If neither this module nor `onnx.reference` knows the operator.
+        If neither this module nor `onnx.reference` implements the operator.
     InputError
-        If an index is outside its tensor, or an integer is divided by 0.
+        If an index is out of range, or an integer is divided by 0.
     """
     require(node, inputs)
     function = FUNCTIONS.get(node.op)
@@ -73,9 +73,9 @@ def evaluate(
     graph : Graph
         Nodes in topological order.
     feeds : mapping of str to ndarray
-        One array per graph input; feeds of other tensors override their producers.
+        One array per graph input; arrays for other tensors override their producers.
     keep : iterable of str, optional
-        Tensors to return besides the outputs; the others are freed after their last reader.
+        Tensors to return besides the outputs; others are freed after their last reader.
 
     Returns
     -------
@@ -157,12 +157,12 @@ def _reference(node: Node, inputs: Inputs, types: Mapping[str, TensorType]) -> l
             for o, v in zip(node.outputs, made, strict=True)
         ]
     first = next((v.dtype for v in given.values()), np.dtype(np.float32))
-    narrow = first if first.kind == "f" else np.dtype(np.float32)  # some promote on the way
+    narrow = first if first.kind == "f" else np.dtype(np.float32)  # some widen their results
     return [v.astype(narrow) if v.dtype == np.float64 else v for v in made]
 
 
 def make_attribute(name: str, value: Any) -> onnx.AttributeProto:
-    """Make ONNX's attribute of a graph node's attribute."""
+    """Convert a graph node's attribute to an ONNX attribute."""
     if isinstance(value, np.ndarray):
         return helper.make_attribute(name, onnx.numpy_helper.from_array(value))
     if isinstance(value, (list, tuple)) and not value:

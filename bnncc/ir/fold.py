@@ -1,10 +1,9 @@
 """Constant folding and type inference in one forward walk.
 
-A node whose inputs are constant becomes a constant, if that does not make it much larger. Shape
-vectors that hold a dynamic batch are tracked element by element, so that what is computed from them
-(Reshape, Expand, ConstantOfShape, Pad) gets a constant target. A tensor that is only a smaller one
-spread out (Expand, ConstantOfShape, a full-size constant) is replaced by the smaller one where its
-readers broadcast.
+A node with constant inputs becomes a constant, unless that would be much larger. Shape vectors that
+contain a dynamic batch are tracked element by element, so operators that use them (Reshape, Expand,
+ConstantOfShape, Pad) get constant targets. If a tensor is a smaller one broadcast (Expand,
+ConstantOfShape, a full-size constant), readers that broadcast use the smaller one instead.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from bnncc.ir.shaperules import Partial, broadcast
 Array = np.ndarray[Any, Any]
 
 SMALL = 1 << 22
-"""Elements a folded constant may always have."""
+"""Maximum number of elements of any folded constant."""
 GROWTH = 4
-"""How many times larger than its inputs a folded constant may be beyond that."""
+"""Larger folded constants may have this many times the elements of their inputs."""
 BUDGET = 1 << 26
-"""Elements that all folded constants may have together, beyond 16 times those of the file."""
+"""Maximum total of elements of folded constants, beyond 16 times those of the file."""
 
 _MOVES = {"Concat", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze"}
 _SPREAD = BROADCAST | COMPARE | {"Where"}
@@ -45,7 +44,7 @@ def fold(graph: Graph) -> Graph:
     Parameters
     ----------
     graph : Graph
-        In normalised form; types of inputs and constants are enough.
+        In canonical form; only the types of inputs and constants are required.
 
     Returns
     -------
@@ -55,7 +54,7 @@ def fold(graph: Graph) -> Graph:
     Raises
     ------
     ShapeError
-        If shapes do not fit or are too large.
+        If shapes are inconsistent or too large.
     ModelError
         If a node cannot be evaluated or typed.
     """
@@ -67,7 +66,7 @@ def fold(graph: Graph) -> Graph:
 
 
 def find_sizes(graph: Graph) -> None:
-    """Find the integer vectors of a typed graph that are made of dimensions: `Graph.sizes`."""
+    """Set `Graph.sizes`: integer vectors of a typed graph that consist of dimensions."""
     folder = Folder(graph)
     for node in graph.nodes:
         if not node.op.startswith("bnncc.") and node.outputs[0] in graph.types:
@@ -79,22 +78,22 @@ class Folder:
     """Builds a graph node by node."""
 
     graph: Graph
-    """Inputs and constants with their types; nodes are appended."""
+    """Contains inputs and constants with their types; nodes are appended."""
     small: dict[str, str] = field(default_factory=dict)
-    """A tensor that broadcasts to the key and holds the same values."""
+    """By tensor: a smaller tensor with the same values that broadcasts to it."""
     _shrunk: dict[str, str] = field(default_factory=dict)
     _budget: int = 0
 
     @property
     def partial(self) -> dict[str, Partial]:
-        """What is known of integer vectors that are not constant."""
+        """Known elements of integer vectors that are not constant."""
         return self.graph.sizes
 
     def __post_init__(self) -> None:
         self._budget = BUDGET + 16 * sum(v.size for v in self.graph.constants.values())
 
     def emit(self, node: Node) -> None:
-        """Type, check and fold one node, whose inputs have been emitted."""
+        """Type, check and fold a node whose inputs have been emitted."""
         graph = self.graph
         self._without_empty(node)
         check_node(node, graph)
@@ -119,9 +118,9 @@ class Folder:
         graph.nodes.append(node)
 
     def constant(self, node: Node) -> bool:
-        """Make constants of the outputs of a node of constants, if it can be evaluated as it is.
+        """Fold a node with constant inputs as it is; return whether that was possible.
 
-        For operators that are otherwise written as simpler ones: onnx.reference knows them.
+        Used for operators that are otherwise decomposed: onnx.reference implements them.
         """
         graph = self.graph
         if node.op in FUNCTIONS or not all(not i or i in graph.constants for i in node.inputs):
@@ -130,15 +129,15 @@ class Folder:
             types = infer(node, graph, self.partial)
             return self._evaluate(node, types)
         except BnnccError:
-            return False  # its parts are typed and evaluated one by one
+            return False  # its parts are typed and evaluated separately
 
     def finish(self) -> Graph:
-        """Drop what nothing reads and return the graph.
+        """Drop unused tensors and return the graph.
 
         Raises
         ------
         ShapeError
-            If a tensor computed at run time is empty.
+            If a tensor that is computed at run time is empty.
         """
         self.graph.prune()
         for node in self.graph.nodes:
@@ -151,7 +150,7 @@ class Folder:
     # -------------------------------------------------------------------------------- empty tensors
 
     def _without_empty(self, node: Node) -> None:
-        """Drop the operands of a Concat that have no elements."""
+        """Drop operands of a Concat that have no elements."""
         if node.op != "Concat":
             return
         full = [i for i in node.inputs if 0 not in self.graph.types[i].shape]
@@ -160,7 +159,7 @@ class Folder:
             node.inputs = full
 
     def _empty_outputs(self, node: Node, types: Sequence[TensorType]) -> list[TensorType]:
-        """Make outputs without elements constants; return the types of the others."""
+        """Turn empty outputs into constants; return the types of the others."""
         rest = []
         for k, (name, kind) in enumerate(zip(node.outputs, types, strict=False)):
             if kind.static and 0 in kind.shape:
@@ -214,7 +213,7 @@ class Folder:
     # ------------------------------------------------------------------------------ shape vectors
 
     def know(self, node: Node, types: Sequence[TensorType]) -> bool:
-        """Track integer vectors; return whether all of the node's outputs became constants."""
+        """Track integer vectors; return whether all outputs of the node became constants."""
         if types[0].dtype not in ("int64", "int32", "bool") or len(types[0].shape) > 1:
             return False
         results = self._partial_results(node, types)
@@ -300,7 +299,7 @@ class Folder:
     # --------------------------------------------------------------------------- spread-out values
 
     def _track(self, node: Node, kind: TensorType) -> None:
-        """Remember the small form of an elementwise result of small constants."""
+        """Record the small form of an elementwise result of small constants."""
         graph = self.graph
         names = [self.small.get(i, i) for i in node.inputs]
         if names == node.inputs or any(i and i not in graph.constants for i in names):
@@ -310,7 +309,7 @@ class Folder:
             self.small[node.outputs[0]] = graph.constant(value, f"{node.outputs[0]}.value")
 
     def _shrink(self, node: Node, kind: TensorType) -> None:
-        """Read the small form of inputs where the result keeps its shape."""
+        """Use the small form of inputs if the shape of the result does not change."""
         if node.op not in _SPREAD:
             return
         graph = self.graph
@@ -329,7 +328,7 @@ class Folder:
                 node.inputs[k] = small
 
     def _compress(self, name: str) -> str | None:
-        """Return a constant that broadcasts to the constant `name`, smaller if there is one."""
+        """Return a smaller constant that broadcasts to the constant `name`, if there is one."""
         graph = self.graph
         value = graph.constants.get(name)
         if value is None or value.size <= 1:

@@ -1,10 +1,10 @@
-"""The graph the front half of the compiler works on: ONNX operators over named tensors.
+"""The logical graph: ONNX operators on named tensors.
 
-Frontends produce it, passes rewrite it in place, `bnncc.codegen.lower` turns it into Relax.
-Operators keep ONNX's names and semantics (the newest opset's form: shapes, pads, axes and clip
-bounds are constant *inputs* exactly as ONNX has them), so that a message can always name the node
-of the user's file and a pass can evaluate any subgraph with `bnncc.ir.evaluate`. Fused operators
-are added by the passes under names that start with ``bnncc.``.
+Frontends build it, passes rewrite it in place, and `bnncc.codegen.lower` converts it to Relax.
+Operators keep ONNX's names and semantics, in the form of the newest opset: shapes, pads, axes and
+clip bounds are constant *inputs*, as in ONNX. So a message can always name the node of the user's
+file, and a pass can evaluate any subgraph with `bnncc.ir.evaluate`. Operators whose names start
+with ``bnncc.`` are inserted by passes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TensorType:
     shape: tuple[Dim, ...]
     """A str is a symbolic dimension."""
     dtype: str
-    """NumPy's name: ``float32``, ``int64``, ``bool``, ..."""
+    """NumPy name: ``float32``, ``int64``, ``bool``, ..."""
 
     @property
     def static(self) -> bool:
@@ -39,55 +39,54 @@ class TensorType:
 
 @dataclass(eq=False)
 class Node:
-    """One operator application."""
+    """One application of an operator."""
 
     op: str
     """ONNX operator name (default domain), ``domain::Op`` of another domain, or ``bnncc.Op``."""
     inputs: list[str]
     outputs: list[str]
-    """`inputs`, `outputs`: tensor names; an absent optional input or output is ``""``."""
+    """`inputs`, `outputs`: tensor names; ``""`` for an absent optional input or output."""
     attrs: dict[str, Any] = field(default_factory=dict)
-    """Attribute values as Python ints, floats, strings, lists, NumPy arrays or frozen
-    dataclasses."""
+    """Values are Python ints, floats, strings, lists, NumPy arrays or frozen dataclasses."""
     name: str = ""
-    """The node's name in the file, or a stand-in made from its first output; for messages."""
+    """Name of the node in the file, or a name derived from its first output; for messages."""
     covers: tuple[str, ...] = ()
     """Names of the Conv/Gemm/MatMul nodes of the file that this node computes; for reports."""
 
     @property
     def where(self) -> str:
-        """What to call it in messages."""
+        """Description of the node for messages."""
         return f"{self.op} `{self.name}`"
 
 
 @dataclass(eq=False)
 class Graph:
-    """A dataflow graph in topological order."""
+    """A dataflow graph."""
 
     nodes: list[Node]
-    """Every node after the producers of its inputs."""
+    """In topological order."""
     inputs: list[str]
     outputs: list[str]
-    """`inputs`, `outputs`: tensor names, in the file's order."""
+    """`inputs`, `outputs`: tensor names, in the order of the file."""
     constants: dict[str, np.ndarray]
     """Initializers and folded values."""
     types: dict[str, TensorType]
-    """Of every input, constant and node output."""
+    """Types of all inputs, constants and node outputs."""
     source: str = "model"
-    """What to call the model in messages (the file name)."""
+    """Name of the model in messages (the file name)."""
     sign_zero: dict[str, str] = field(default_factory=dict)
-    """By sign node: what becomes of exact zeros in front of it; for the report."""
+    """By sign node: treatment of exact zeros before it; for the report."""
     datatypes: dict[str, Datatype] = field(default_factory=dict)
-    """Of the inputs that are declared to hold few values."""
+    """Types of inputs that are declared to hold few values."""
     in_file: dict[str, tuple[str, tuple[Dim, ...], tuple[Dim, ...]]] = field(default_factory=dict)
-    """By name, what layers that were rewritten are in the file: operator, shapes of the result and
-    of the weights; for the report."""
+    """For rewritten layers, by name, their original form: operator, shapes of the result and of the
+    weights; for the report."""
     bounds: dict[str, int] = field(default_factory=dict)
-    """The greatest sizes of symbols, where a user gave them."""
+    """User-defined maximum sizes of symbols."""
     sizes: dict[str, tuple[Dim | None, ...]] = field(default_factory=dict)
-    """Elements of integer vectors that are made of dimensions; None where not known."""
+    """Elements of integer vectors that consist of dimensions; None for unknown ones."""
     forms: dict[str, Any] = field(default_factory=dict)
-    """Of a physical graph: which tensor of the model some of its tensors hold, and how; see
+    """In a physical graph: by tensor, the logical tensor it holds, and in which form; see
     `bnncc.transform.physical.Form`."""
     _serial: int = 0
 
@@ -105,13 +104,13 @@ class Graph:
         return table
 
     def tips(self, names: Collection[str]) -> set[str]:
-        """Return those of `names` that outputs are, or that make something else."""
+        """Return those of `names` that are outputs, or that operators on other tensors read."""
         last = {n for n in self.outputs if n in names}
         made = (i for n in self.nodes if n.outputs[0] not in names for i in n.inputs)
         return last.union(name for name in made if name in names)
 
     def fresh(self, stem: str) -> str:
-        """Return a tensor name not used so far, made from `stem`."""
+        """Return an unused tensor name derived from `stem`."""
         while True:
             self._serial += 1
             name = f"{stem}.{self._serial}"
@@ -125,16 +124,16 @@ class Graph:
         return name
 
     def set_constant(self, name: str, value: np.ndarray) -> None:
-        """Let the tensor `name` be a constant."""
+        """Turn the tensor `name` into a constant."""
         self.constants[name] = value
         self.types[name] = TensorType(tuple(value.shape), value.dtype.name)
 
     def replace(self, rule: Callable[[Node], Sequence[Node] | None]) -> None:
-        """Put what `rule` returns in the place of each node; the node stays where that is None."""
+        """Replace each node by the nodes that `rule` returns; None keeps the node."""
         self.nodes = [one for node in self.nodes for one in rule(node) or [node]]
 
     def put_behind(self, behind: Mapping[str, Sequence[Node]]) -> None:
-        """Insert nodes behind the nodes, or the inputs, that make tensors."""
+        """Insert nodes after the producer of each given tensor, or after the input."""
         nodes = [one for name in self.inputs for one in behind.get(name, ())]
         for node in self.nodes:
             nodes += [node, *(one for out in node.outputs for one in behind.get(out, ()))]
@@ -178,7 +177,7 @@ class Graph:
         self.nodes = order
 
     def symbolic_as_one(self) -> dict[str, tuple[Dim, ...]]:
-        """Return shapes with 1 for symbols, of the inputs that have any."""
+        """Return the shapes of inputs with symbolic dimensions, with 1 for each symbol."""
         shapes = {name: self.types[name].shape for name in self.inputs}
         return {
             name: at_one(shape)
@@ -192,11 +191,11 @@ class Graph:
 
 MAX_RANK = 8
 MAX_ELEMENTS = 1 << 29
-"""Most elements of one tensor (2 GiB of float32), counting a symbolic dimension as 1."""
+"""Maximum number of elements per tensor (2 GiB of float32), with symbolic dimensions as 1."""
 
 
 def elements(dims: Iterable[Dim], where: str) -> int:
-    """Return the number of elements, a symbol counting as 1.
+    """Return the number of elements, with symbols as 1.
 
     Raises
     ------
@@ -221,7 +220,7 @@ def elements(dims: Iterable[Dim], where: str) -> int:
 
 
 def copy_of(graph: Graph) -> Graph:
-    """Return a copy of `graph` that passes do not reach; constants are shared."""
+    """Return a copy of `graph` that can be modified independently; constants are shared."""
     nodes = [
         Node(n.op, list(n.inputs), list(n.outputs), dict(n.attrs), n.name, n.covers)
         for n in graph.nodes

@@ -1,9 +1,9 @@
-"""Numbers of half precision among float32 ones: what is rounded, and how coarse that is.
+"""Half-precision numbers in float32 tensors: roundings, and how coarse they are.
 
-A float16 or bfloat16 tensor is a float32 tensor of the same numbers; what an operator computes in
-float32 is rounded once to its type by `ROUND`. The nodes say what the model means: passes evaluate
-them where a decision depends on them, generated code computes on in float32. Where nothing but a
-`Cast` makes numbers of half precision, rounding is all that it is for, and code does it: `NARROW`.
+A float16 or bfloat16 tensor is represented as a float32 tensor of the same numbers: an operator's
+float32 result is rounded once to its type by `ROUND`. Passes evaluate these nodes where a decision
+depends on them; generated code continues in float32. If only a `Cast` produces half precision, the
+rounding itself is intended, and generated code performs it: `NARROW`.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from bnncc.ir.graph import Graph, Node
 Array = np.ndarray[Any, Any]
 
 ROUND = "bnncc.Round"
-"""Operator: rounds float32 to the numbers of attribute ``to``, a key of `KINDS`, ties to even."""
+"""Operator: rounds float32 to type ``to`` (a key of `KINDS`), ties to even; for evaluation."""
 
 NARROW = "bnncc.Narrow"
-"""Operator: the same, as a step of its own that generated code computes."""
+"""Operator: the same rounding, which generated code performs."""
 
 KINDS: Mapping[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-"""Types of half precision."""
+"""Half-precision types."""
 
 _BETWEEN = frozenset((
     "Add", "Sub", "Mul", "Div", "Neg", "Relu", "LeakyRelu", "PRelu", "Clip", "BatchNormalization",
     "MaxPool", ROUND,
 ))  # fmt: skip
-"""What may lie between a sum of integers and a decision that becomes a threshold of it."""
+"""Operators that may lie between a sum of integers and a decision that becomes a threshold."""
 
 COARSE: Mapping[str, float] = {"float16": 2.0**-7, "bfloat16": 2.0**-4}
-"""How far results may be off, of their largest value: eight roundings."""
+"""Tolerance of results, relative to the largest value: eight roundings."""
 
 
 def is_float(values: Array) -> bool:
-    """Whether `values` are floats: NumPy's kind of bfloat16 is another."""
+    """Whether `values` are floats; NumPy's kind of bfloat16 is not ``f``."""
     return values.dtype.kind == "f" or values.dtype.name in KINDS
 
 
@@ -48,12 +48,12 @@ def round_to(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
 
 
 def spacing(kind: str) -> float:
-    """Return the distance of 1 from the next number of a type."""
+    """Return the distance from 1 to the next number of a type."""
     return float(ml_dtypes.finfo(KINDS[kind]).eps)
 
 
 def rounds_integer_sums(node: Node, graph: Graph, producers: Mapping[str, Node]) -> bool:
-    """Whether rounding `node` decides on integers: behind an exact sum and nothing but constants.
+    """Whether a rounding affects an exact integer sum, followed only by operators with constants.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Bits of images in NumPy: what `IMAGE_BITS` computes, and so what ``--input-transform`` means.
+"""Bits of images in NumPy: semantics of `IMAGE_BITS`, and thereby of ``--input-transform``.
 
 References
 ----------
@@ -15,7 +15,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 IMAGE_BITS = "bnncc.ImageBits"
-"""Operator: two-valued float channels of an image of bytes. Its attributes are those of
+"""Operator: two-valued float channels computed from a uint8 image. Attributes are those of
 `topi_binary.spec.ImageBits` (``kind``, ``thresholds``, ``flip``, ``layout``, ``channels`` of the
 result) and ``lo`` and ``hi``, the values of bits 0 and 1."""
 
@@ -40,22 +40,23 @@ def bits_of(
     flip: tuple[int, ...] = (),
     channels: int = 3,
 ) -> Array:
-    """Return the bits of an image.
+    """Compute the bits of an image.
 
     Parameters
     ----------
     image : ndarray of uint8, shape (n, height, width, channels)
         Red, green and blue; any channels for thresholds.
     kind : {"threshold", "grey", "lbp"}
-        What is compared: each channel with its threshold; the grey with one threshold; the grey of
-        three neighbours (top left, right, bottom left; 0 outside the image) with that of the pixel.
+        Values compared: each channel with its threshold; the grey value with one threshold; the
+        grey values of three neighbours (top left, right, bottom left; 0 outside the image) with
+        that of the pixel.
     thresholds : tuple of int
-        A bit is 1 where the value is at least this; of greys in thousandths, which are exact
-        integers: ``299 * red + 587 * green + 114 * blue``.
+        A bit is 1 if the value is at least this. Grey values are multiplied by 1000, which gives
+        exact integers: ``299 * red + 587 * green + 114 * blue``.
     flip : tuple of int
-        Channels (1) whose bits are the other way round.
+        Channels (1) whose bits are inverted.
     channels : int
-        Of the result, for ``grey``: the bit is repeated.
+        Number of result channels for ``grey``, which all hold the same bit.
 
     Returns
     -------

@@ -1,7 +1,7 @@
-"""Types of node outputs, and the checks that need types.
+"""Type inference of node outputs, and the checks that depend on types.
 
-Elementwise and reshaping operators are inferred here, for symbols and clear messages; the rest is
-asked of onnx's own inference, one node at a time.
+Elementwise and reshaping operators are inferred here, to support symbols and give clear messages;
+all others by onnx's own inference, one node at a time.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ UNARY = {
     *("Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Tan", "Tanh"),
     *("ThresholdedRelu", "BitwiseNot"),
 }
-"""Elementwise operators of one tensor that keep its dtype (Clip's bounds are scalars)."""
+"""Elementwise operators of one tensor that preserve its dtype (Clip's bounds are scalars)."""
 BROADCAST = {
     *("Add", "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Max", "Mean"),
     *("Min", "Mod", "Mul", "Or", "PRelu", "Pow", "Sub", "Sum", "Xor"),
 }
-"""Elementwise operators of several tensors that keep the dtype."""
+"""Elementwise operators of several tensors that preserve the dtype."""
 COMPARE = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
 ELEMENTWISE = UNARY | BROADCAST | COMPARE | {"Where", "Cast", "IsNaN", "IsInf"}
 QUANTISERS = {QUANT, MULTI_THRESHOLD}
-"""Internal operators that frontends make."""
+"""Internal operators that frontends create."""
 _LOGIC = {"And", "Or", "Xor", "Not"}
 
 
@@ -49,18 +49,18 @@ def infer(
     Parameters
     ----------
     node : Node
-        In normalised form; its inputs' types are in `graph`.
+        In canonical form; `graph` has the types of its inputs.
     graph : Graph
         Types and constants.
     partial : mapping of str to tuple, optional
-        What is known of integer vectors that are not constant.
+        Known elements of integer vectors that are not constant.
 
     Raises
     ------
     ShapeError
-        If shapes do not fit, are unbounded or too large.
+        If shapes are inconsistent, unbounded or too large.
     ModelError
-        If dtypes do not fit.
+        If dtypes are inconsistent.
     """
     where = node.where
     types = [graph.types[i] if i else None for i in node.inputs]
@@ -72,10 +72,10 @@ def infer(
         first = graph.types[node.inputs[0]]
         shapes = [graph.types[i].shape for i in node.inputs[: 3 if node.op == QUANT else 1]]
         outs = [TensorType(broadcast(shapes, where), first.dtype)]
-    elif node.op in (ROUND, NARROW):  # may be moved, and then stands for a tensor of another shape
+    elif node.op in (ROUND, NARROW):  # may be moved to a tensor of another shape
         assert types[0] is not None
         outs = [types[0]]
-    elif node.op.startswith("bnncc."):  # a pass made it, and typed it
+    elif node.op.startswith("bnncc."):  # created and typed by a pass
         outs = [graph.types[name] for name in node.outputs]
     else:
         outs = _ask_onnx(node, graph, where)
@@ -145,7 +145,7 @@ _NARROW = [
     if hasattr(TensorProto, name)
 ]
 NARROW_FLOATS = {np.dtype(helper.tensor_dtype_to_np_dtype(code)).name: code for code in _NARROW}
-"""Floats of a byte and less, with ONNX's number of the type."""
+"""Float types of up to 8 bits, with ONNX's numbers."""
 _CASTS = {
     k: np.dtype(helper.tensor_dtype_to_np_dtype(k)).name
     for k in (
@@ -184,7 +184,7 @@ def _ask_onnx(node: Node, graph: Graph, where: str) -> list[TensorType]:
         found = onnx.shape_inference.infer_node_outputs(
             schema, proto, kinds, data, opset_imports=[helper.make_opsetid("", OPSET)]
         )
-    except Exception as error:  # onnx raises several kinds, some of them plain RuntimeError
+    except Exception as error:  # onnx raises several types, including plain RuntimeError
         reason = str(error).split("]", 1)[-1].strip() or type(error).__name__
         raise ShapeError(f"{where}: {reason}") from error
     result: list[TensorType] = []

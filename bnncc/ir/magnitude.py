@@ -1,8 +1,8 @@
-"""Bound the rounding behind each value: the ``sum|terms|`` of the tie rule in docs/semantics.md.
+"""Bound the rounding error of each value: ``sum|terms|`` in the tie rule of docs/semantics.md.
 
-Beside each tensor runs a magnitude: 0 where a value is exact (inputs, constants, decisions, sums
-and products of small integers), else a conservative sum of the absolute values of the terms that
-were rounded on the way to it. Two correct implementations differ by a few ``eps`` times that.
+Each tensor is accompanied by a magnitude. It is 0 for exact values (inputs, constants, decisions,
+sums and products of small integers), and otherwise a conservative sum of the absolute values of all
+terms that were rounded to compute it. Correct implementations differ by a few ``eps`` times that.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT, QUANTIZED_CONV
 Array = np.ndarray[Any, Any]
 
 EXACT_BELOW = 2.0**24
-"""Integers of less than this are exact in float32."""
+"""Integers below this are exact in float32."""
 
 PRODUCTS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
-"""Operators with two operands that are multiplied and summed."""
+"""Operators that sum products of two operands."""
 
 DECISIONS = frozenset((
     "Sign", "Round", "Floor", "Ceil", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
     "Equal", "Not", "And", "Or", "Xor", "ArgMax", "ArgMin", "QuantizeLinear", "IsNaN", "IsInf",
     "Shape", "Size", QUANT, MULTI_THRESHOLD, LEVELS,
 ))  # fmt: skip
-"""Operators whose results are exact, if they are not at a tie."""
+"""Operators with exact results, except at a tie."""
 
 JUMPS = frozenset(("Shrink", "ThresholdedRelu", "Mod"))
-"""Operators that keep the rounding of their data, and jump besides."""
+"""Operators that propagate the error of their data, and also have discontinuities."""
 
 _MOVES = MOVES | REPEATS | PIXEL_SHUFFLES | {
     "Concat", "MaxPool", "GlobalMaxPool", "Dropout", "Neg", "Abs", "Relu",
@@ -46,23 +46,23 @@ SUMS = PRODUCTS | {"AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum"
 
 _ROUNDING = 8 * float(np.finfo(np.float32).eps)
 NORMAL = float(np.finfo(np.float32).smallest_normal)
-"""The least number that every processor tells from 0; what is less is rounded as far as that is."""
+"""Smallest number that no processor flushes to 0; smaller results may be off by this much."""
 
 
 def magnitudes(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
-    """Evaluate `graph` and the magnitudes of its tensors.
+    """Evaluate `graph` together with the magnitudes of its tensors.
 
     Parameters
     ----------
     graph : Graph
-        In normal form.
+        In canonical form.
     feeds : mapping of str to ndarray
-        Its inputs, taken to be exact.
+        Its inputs, assumed exact.
 
     Returns
     -------
     dict of str to pair of ndarray
-        For each output of the graph: value, and magnitude in the same shape.
+        For each output of the graph: the value, and the magnitude in the same shape.
     """
     values: dict[str, Array] = {**graph.constants, **{k: np.asarray(v) for k, v in feeds.items()}}
     sizes: dict[str, Array] = {}
@@ -82,14 +82,14 @@ def walked(
     Parameters
     ----------
     graph : Graph
-        In normal form.
+        In canonical form.
     values, sizes : dict of str to ndarray
-        What is known, and its magnitudes where it is rounded; added to.
+        Known values, and magnitudes of those that are rounded; results are added.
 
     Yields
     ------
     tuple
-        Each node once it is evaluated, its inputs, their magnitudes, and its outputs.
+        Each node after it is evaluated, with its inputs, their magnitudes, and its outputs.
     """
     for node in graph.nodes:
         ins = [values[name] if name else None for name in node.inputs]
@@ -103,7 +103,7 @@ def walked(
 
 
 ZERO = np.zeros(())
-"""The magnitude of what is exact."""
+"""Magnitude of an exact value."""
 
 
 def magnitude(
@@ -114,18 +114,18 @@ def magnitude(
     Parameters
     ----------
     node : Node
-        In normal form.
+        In canonical form.
     ins, errs : list of ndarray
         Its inputs, and their magnitudes.
     out : ndarray
         The output.
     index : int
-        Which one it is.
+        Index of the output.
 
     Returns
     -------
     ndarray
-        That broadcasts to the shape of `out`.
+        Broadcasts to the shape of `out`.
     """
     if not is_float(out) or node.op in DECISIONS:
         return ZERO
@@ -141,20 +141,20 @@ def magnitude(
 
 
 def coarseness(graph: Graph, computed: bool = True) -> dict[str, float]:
-    """Return how far computed tensors may be off, of their largest value, where that is coarse.
+    """Return the tolerance of tensors in half precision, relative to their largest value.
 
     Parameters
     ----------
     graph : Graph
-        In normal form.
+        In canonical form.
     computed : bool
-        Whether roundings count that code computes, `NARROW`: what is rounded the other way is off
-        by as much, but each is what the model says of its own data.
+        Whether to include roundings performed by generated code (`NARROW`). Their results may be
+        off by as much, although each is correct for its own data.
 
     Returns
     -------
     dict of str to float
-        Of the tensors that depend on rounded ones, with no decision between: eight roundings.
+        For tensors that depend on rounded ones without a decision in between: eight roundings.
     """
     table: dict[str, float] = {}
     for node in graph.nodes:
@@ -219,13 +219,13 @@ def _multiplied(node: Node, ins: list[Array | None], errs: list[Array], out: Arr
         with np.errstate(all="ignore"):
             b = np.where(b > 0, 1 / b, 0.0)
             errs = [errs[0], errs[1] * b * b]
-    # What is 0 but for rounding, squared, is 0 but for the square of that.
+    # If a factor is 0 up to rounding, its square is 0 up to the square of that.
     err = errs[0] * b + a * errs[1] + _ROUNDING * errs[0] * errs[1]
     if powers_of_two(b) or (node.op == "Mul" and powers_of_two(a)):
         return err
     if node.op == "Mul" and _integers(a) and _integers(b) and float(out.max(initial=0)) < 2**24:
         return err
-    return err + np.maximum(np.abs(out), a * b)  # the result may be 0 for want of smaller numbers
+    return err + np.maximum(np.abs(out), a * b)  # the result may have underflowed to 0
 
 
 def _normalised(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
@@ -236,7 +236,7 @@ def _normalised(node: Node, ins: list[Array | None], errs: list[Array], out: Arr
 
 
 def _standardised(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
-    """Bound a normalization by its own data: what lies near a constant is divided by little."""
+    """Bound a normalization in terms of its data: near-constant rows are divided by little."""
     x, scale, bias = (np.zeros(1) if v is None else v.astype(np.float64) for v in (*ins, None)[:3])
     axes = tuple(
         range(
@@ -269,7 +269,7 @@ def _rectified(node: Node, ins: list[Array | None], errs: list[Array], out: Arra
 def _rounded(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
     """Return the magnitude of a convolution whose data are exact."""
     bias = np.abs(node.attrs["bias"]).reshape(1, -1, 1, 1)
-    if node.attrs["operands"] == "int8":  # sums are exact
+    if node.attrs["operands"] == "int8":  # exact sums
         return np.abs(out).astype(np.float64) + 2 * bias
     attrs = {**node.attrs, "bias": bias, "zero_points": ()}
     twin = Node(node.op, node.inputs, node.outputs, attrs, node.name)
@@ -282,18 +282,18 @@ def _to_half(node: Node, ins: list[Array | None], errs: list[Array], out: Array)
 
 
 def _to_half_alone(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
-    """Return the magnitude of what code rounds: exact, where its data are."""
+    """Return the magnitude of a rounding in generated code: 0 if its data are exact."""
     return np.where(errs[0] > 0, _to_half(node, ins, errs, out), 0.0)
 
 
 def _narrowed(x: Array | None, err: Array, out: Array, kind: str) -> Array:
-    """Return the magnitude of what a type of half precision holds of `x`: it has fewer digits."""
+    """Return the magnitude after rounding `x` to half precision, which has fewer digits."""
     if kind not in KINDS:
         return err
     wide = out.astype(np.float64)
     changed = (err > 0) | (np.asarray(x, np.float64) != wide)
     digits = spacing(kind) / float(np.finfo(np.float32).eps)
-    least = float(ml_dtypes.finfo(KINDS[kind]).smallest_normal)  # what is less is spaced as that
+    least = float(ml_dtypes.finfo(KINDS[kind]).smallest_normal)  # spacing is constant below
     return err + np.where(changed, digits * np.maximum(np.abs(wide), least), 0.0)
 
 

@@ -1,24 +1,24 @@
-"""Operators that move values and compute none, by what they do with each value of their data."""
+"""Operators that move values without computing, by what happens to each value."""
 
 from __future__ import annotations
 
 VIEW = "bnncc.View"
-"""Operator that shows a tensor in the shape of its result's type. No file has it."""
+"""Operator that reshapes a tensor to its result's type. Not in any file format."""
 
 VIEWS = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
-"""Each value once, in the order they had."""
+"""Each value once, in the original order."""
 
 PERMUTATIONS = VIEWS | {"Transpose"}
-"""Each value once, in some order."""
+"""Each value once, in any order."""
 
 PIXEL_SHUFFLES = frozenset(("DepthToSpace", "SpaceToDepth"))
-"""Permutations of images, whose channels become pixels or the other way round."""
+"""Permutations of images that turn channels into pixels or vice versa."""
 
 REPEATS = frozenset(("Expand", "Tile"))
-"""Each value as often as another, once or more."""
+"""Each value at least once, all equally often."""
 
 PARTS = frozenset(("Gather", "Slice", "Split"))
-"""Some of the values, which constants choose in most graphs."""
+"""A subset of the values, usually selected by constants."""
 
 MOVES = PERMUTATIONS | PARTS
-"""Every value of the result is one of the data; shapes may change."""
+"""All values of the result are values of the data; shapes may change."""

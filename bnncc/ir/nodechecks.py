@@ -1,4 +1,4 @@
-"""Check attributes and shapes of single nodes, which onnx's inference leaves to the runtime."""
+"""Checks of attributes and shapes of single nodes, which onnx's inference does not make."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def check_node(node: Node, graph: Graph) -> None:
     Parameters
     ----------
     node : Node
-        In normalised form.
+        In canonical form.
     graph : Graph
         Types and constants.
 
     Raises
     ------
     ShapeError
-        If shapes or attributes do not fit together.
+        If shapes or attributes are inconsistent.
     ModelError
-        If dtypes do not fit.
+        If dtypes are inconsistent.
     """
     rule = _RULES.get(node.op)
     if rule is not None:

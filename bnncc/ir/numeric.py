@@ -1,6 +1,6 @@
-"""Products, pools and normalisation for `bnncc.ir.evaluate`: float64 inside, rounded once.
+"""Products, pools and normalization for `bnncc.ir.evaluate`: in float64, rounded once.
 
-Where both operands of a product are integer multiples of a scale (up to the rounding that
+If both operands of a product are integer multiples of a scale (up to the rounding that
 straight-through estimators leave in weights), the accumulator is an exact integer.
 """
 
@@ -17,16 +17,16 @@ from bnncc.ir import shaping
 Array = np.ndarray[Any, Any]
 
 NOISE = 1e-5
-"""Relative distance from a multiple of the scale that still counts as that multiple."""
+"""Relative tolerance within which a number counts as a multiple of the scale."""
 
 UNITS = (*range(1, 129), 255)
-"""How many units the largest of multiples may be."""
+"""Maximum of the largest multiple, in units of the scale."""
 
 _FEWEST = 4
-"""Fewer numbers than this are multiples of anything small by chance."""
+"""Fewer numbers than this are approximate multiples of something by chance."""
 
 FLOAT_SUM = "float_sum"
-"""Attribute of a product that adds floats also where operands are multiples of a scale."""
+"""Attribute of a product that must be computed in float even for multiples of a scale."""
 
 _CHUNK_BYTES = 1 << 21
 
@@ -39,20 +39,20 @@ def multiples(x: Array, axis: int | None = None) -> tuple[Array, Array] | None:
     x : ndarray
         Finite numbers.
     axis : int, optional
-        Axis along which the scale may differ; else there is one scale.
+        Axis along which the scale may differ; default: a single scale.
 
     Returns
     -------
     tuple of ndarray or None
-        Whole numbers (float64) and a scale that broadcasts against them; None where `x` holds
-        no small multiples of a scale.
+        Integers (as float64) and a scale that broadcasts against them; None if `x` does not
+        consist of small multiples of a scale.
     """
     found = _multiples(x, axis)
     return None if found is None else (found[0].astype(np.float64, copy=False), found[1])
 
 
 def _multiples(x: Array, axis: int | None) -> tuple[Array, Array, float] | None:
-    """Do as `multiples` does, whole numbers being of any type; also return the largest of them."""
+    """Like `multiples`, but with integers of any dtype, and also the largest of them."""
     one = np.ones((1,) * x.ndim)
     if x.size == 0:
         return None
@@ -74,7 +74,7 @@ def _multiples(x: Array, axis: int | None) -> tuple[Array, Array, float] | None:
     used = np.abs(whole)
     exact = (np.abs(rows) == top * used).all(axis=1, keepdims=True)
     count = used.sum(axis=1, keepdims=True)
-    # The mean magnitude averages the noise of straight-through estimators out.
+    # The mean magnitude averages out the noise of straight-through estimators.
     mean = (np.abs(rows) * used).sum(axis=1, keepdims=True, dtype=np.float64) / np.maximum(count, 1)
     scale = np.where(exact | (units > 1) | (count == 0), safe / units, mean)
     most = float(used.max())
@@ -87,11 +87,11 @@ def _multiples(x: Array, axis: int | None) -> tuple[Array, Array, float] | None:
 
 
 def _units(rows: Array, top: Array, numbers: Sequence[int]) -> Array | None:
-    """Return how many units the largest value of each row has, the fewest; None if one has none."""
+    """Return the smallest number of units in each row's largest value, or None."""
     step = max(1, rows.shape[1] // 64)
     head = rows[:1, :1024].reshape(-1, 1) / top[0] * np.array(numbers)
     if (np.abs(head - np.rint(head)).max(axis=0) > [noise(n) for n in numbers]).all():
-        return None  # most tensors fail here, cheaply
+        return None  # most tensors are rejected here, cheaply
     found = np.zeros(len(rows), np.int64)
     for number in numbers:
         left = np.flatnonzero(found == 0)
@@ -105,39 +105,39 @@ def _units(rows: Array, top: Array, numbers: Sequence[int]) -> Array | None:
 
 
 def noise(levels: int) -> float:
-    """Return how far multiples may be off, in units: float32 rounds many of them coarsely."""
+    """Return the tolerance of multiples, in units: with many units, float32 rounds coarsely."""
     return NOISE * max(1.0, levels / 16)
 
 
 def operands(
     x: Array, w: Array, w_axis: int | None, *, whole: bool = True
 ) -> tuple[Array, Array, Array, Array]:
-    """Return what to multiply and accumulate, exactly where both operands hold multiples.
+    """Return operands to multiply and accumulate, as integers if both hold multiples of a scale.
 
     Parameters
     ----------
     x, w : ndarray
         Operands.
     w_axis : int or None
-        Axis of `w` along which its scale may differ.
+        Axis of `w` along which the scale may differ.
     whole : bool
         Whether to look for multiples.
 
     Returns
     -------
     x, w : ndarray
-        Of float64, or whole numbers whose sums are exact in float32.
+        In float64, or integers whose sums are exact in float32.
     x_scale : ndarray
-        One number, which the sum has to be multiplied with, in float64.
+        A number by which the sum must be multiplied, in float64.
     w_scale : ndarray
-        As many as `w` has along `w_axis`, or one.
+        One scale for each index of `w` along `w_axis`, or a single one.
     """
     wm = _multiples(w, w_axis) if whole else None
     xm = None if wm is None else _multiples(x, None)
     if xm is None or wm is None:
         return x.astype(np.float64), w.astype(np.float64), np.ones(1), np.ones(1)
     taps = max(1, w.size // max(1, w.shape[w_axis] if w_axis is not None else 1))
-    exact = xm[2] * wm[2] * taps < 2**24  # in float32, which is faster
+    exact = xm[2] * wm[2] * taps < 2**24  # float32 suffices, and is faster
     kind = np.float32 if exact else np.float64
     a, b = xm[0].astype(kind, copy=False), wm[0].astype(kind, copy=False)
     return a, b, xm[1].reshape(-1), wm[1].reshape(-1)
@@ -199,8 +199,8 @@ def convolve(
 ) -> Array:
     """Convolve (batch, channels, *spatial) with (units, channels/group, *kernel).
 
-    What `finish` makes of each part of an image, (units, *spatial), is stored as `dtype`: parts are
-    small enough to be in a cache still.
+    `finish` is applied to each part of an image, (units, *spatial), and its result is stored as
+    `dtype`; parts are small enough to stay in a cache.
     """
     kernel = w.shape[2:]
     rank = len(kernel)
@@ -219,7 +219,7 @@ def convolve(
         for lo in range(0, out[0], rows):
             part = view[n : n + 1, :, lo : lo + rows]
             shape = part.shape[2 : 2 + rank]
-            # Pixels last: then rows are copied as they lie, which is most of the time otherwise.
+            # Pixels last, so that contiguous rows are copied; otherwise copying dominates.
             cols = part[0].transpose(0, *(t - 1 for t in taps), *(s - 1 for s in spatial))
             cols = cols.reshape(group, flat_w.shape[2], int(np.prod(shape)))
             made = np.matmul(flat_w, cols).reshape(-1, *shape)
@@ -246,7 +246,7 @@ def conv(x: Array, w: Array, bias: Array | None, attrs: dict[str, Any]) -> Array
 
 
 def conv_transpose(x: Array, w: Array, bias: Array | None, attrs: dict[str, Any]) -> Array:
-    """Evaluate ONNX ConvTranspose: a Conv of the data with zeros between, by the turned kernel."""
+    """Evaluate ONNX ConvTranspose as a Conv of zero-interleaved data with the flipped kernel."""
     rank, size = x.ndim - 2, x.shape[2:]
     ones, zeros = [1] * rank, [0] * rank
     strides, dilations = (list(attrs.get(k) or ones) for k in ("strides", "dilations"))
@@ -299,13 +299,13 @@ def matmul(a: Array, b: Array, *, whole: bool = True) -> Array:
 
 
 def _lost(x: Array, whole: Array) -> bool:
-    """Whether a row is so much smaller than others that nothing is left of it in whole numbers."""
+    """Whether a row is so small that its integers would all be 0."""
     left = np.abs(whole).max(axis=-1, initial=0) > 0
     return bool((np.abs(x).max(axis=-1, initial=0)[~left] > 0).any())
 
 
 def gemm(a: Array, b: Array, c: Array | None, attrs: dict[str, Any]) -> Array:
-    """Evaluate ONNX Gemm; `alpha`, `beta` and C join before the one rounding."""
+    """Evaluate ONNX Gemm; `alpha`, `beta` and C are applied before the single rounding."""
     a = a.T if attrs.get("transA") else a
     b = b.T if attrs.get("transB") else b
     y = matmul(a, b, whole=not attrs.get(FLOAT_SUM)) * np.float64(attrs.get("alpha", 1.0))
@@ -317,12 +317,12 @@ def gemm(a: Array, b: Array, c: Array | None, attrs: dict[str, Any]) -> Array:
 def pooled_sizes(
     sizes: Sequence[int], spans: list[int], strides: list[int], pads: list[int], ceil: bool
 ) -> list[int]:
-    """Return how many windows fit along each axis; `pads` are those before, then those behind."""
+    """Return the number of windows along each axis; `pads` are all begins, then all ends."""
     rank, outs = len(sizes), []
     for k, (n, span, stride) in enumerate(zip(sizes, spans, strides, strict=True)):
         room = n + pads[k] + pads[k + rank] - span
         count = (-(-room // stride) if ceil else room // stride) + 1
-        if ceil and (count - 1) * stride >= n + pads[k]:  # it would begin in the padding
+        if ceil and (count - 1) * stride >= n + pads[k]:  # would start in the padding
             count -= 1
         outs.append(count)
     return outs
@@ -345,7 +345,7 @@ def _pool_geometry(
 
 
 def max_pool(x: Array, attrs: dict[str, Any]) -> Array:
-    """Evaluate ONNX MaxPool's first output; padding never wins."""
+    """Evaluate ONNX MaxPool's first output; padding is never the maximum."""
     kernel, strides, dilations, pads, extra = _pool_geometry(x, attrs)
     rank = len(kernel)
     low: Any = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf

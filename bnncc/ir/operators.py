@@ -1,4 +1,4 @@
-"""NumPy functions of the usual ONNX operators, in the newest opset's form."""
+"""NumPy implementations of common ONNX operators, in the form of the newest opset."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _reduce(
     x = ins[0]
     axes = ins[1].tolist() if len(ins) > 1 and ins[1] is not None else []
     keep = bool(attrs.get("keepdims", 1))
-    every = None if not attrs.get("noop_with_empty_axes") else ()  # of no axis: only its map
+    every = None if not attrs.get("noop_with_empty_axes") else ()  # no axes: apply the map only
     result = function(x, tuple(axes) if axes else every, keep)
     return [np.asarray(result).astype(x.dtype)]
 
@@ -172,7 +172,7 @@ def _wide(x: Array) -> Array:
 def _extreme(
     function: Callable[..., Any], x: Array, axes: tuple[int, ...] | None, keep: bool
 ) -> Any:
-    """Return maxima or minima; those of nothing are the least or the greatest there is."""
+    """Return maxima or minima; those of an empty set are the type's lowest or highest value."""
     if x.size:
         return function(x, axes, keepdims=keep)
     sign = -1.0 if function is np.max else 1.0
@@ -195,7 +195,7 @@ def _arg(
 
 
 def _biased(function: Callable[..., Array]) -> Function:
-    """Return the evaluator of a product, whose third input, the bias, may be left out."""
+    """Return the evaluator of a product whose third input, the bias, is optional."""
     return lambda attrs, ins, _: [function(*ins[:2], ins[2] if len(ins) > 2 else None, attrs)]
 
 
@@ -289,7 +289,7 @@ ELEMENTWISE = frozenset((
     "IsInf", "IsNaN", "LeakyRelu", "Max", "Mean", "Min", "Mish", "Mod", "Pow", "Selu", "Sum",
     "ThresholdedRelu", "Where",
 ))  # fmt: skip
-"""Operators each of whose results depends on one element of each input, which broadcast."""
+"""Operators whose results each depend on one element of each broadcast input."""
 
 FUNCTIONS: dict[str, Function] = {
     **{op: _unary(f) for op, f in _UNARY.items()},
@@ -372,4 +372,4 @@ FUNCTIONS: dict[str, Function] = {
     "QuantizeLinear": quantize_linear,
     "DequantizeLinear": dequantize_linear,
 }
-"""Evaluator of each operator, called with attributes, inputs and the number of outputs."""
+"""Evaluators of operators, called with attributes, inputs and the number of outputs."""

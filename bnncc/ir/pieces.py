@@ -1,4 +1,4 @@
-"""Make the nodes that stand in place of one node of the file."""
+"""Decompose a node of the file into simpler nodes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from bnncc.ir.graph import Dim, Graph, Node, TensorType
 from bnncc.ir.moves import VIEW
 
 MAX_TABLE = 1 << 26
-"""Elements of the largest constant that stands for a part of an operator."""
+"""Maximum number of elements of a constant that replaces part of an operator."""
 
 
 @dataclass
 class Expression:
-    """Writes what stands for a node: each call adds a node and names its result."""
+    """Writes the replacement of a node; each call adds a node and returns its output's name."""
 
     node: Node
-    """What the nodes stand for."""
+    """The node to replace."""
     graph: Graph
-    """Gets the constants; the nodes are added to it by who asked for them."""
+    """Receives constants; its nodes are added by the caller."""
     nodes: list[Node] = field(default_factory=list)
-    """What was written so far, in the newest opset's form."""
+    """Nodes written so far, in the form of the newest opset."""
     final: set[int] = field(default_factory=set)
-    """Identities of the nodes that stay as they are."""
+    """Ids of nodes that must not be decomposed further."""
 
     @property
     def where(self) -> str:
@@ -37,7 +37,7 @@ class Expression:
         return self.node.where
 
     def input(self, k: int) -> str:
-        """Return input `k` of the node, nothing where it is left out."""
+        """Return input `k` of the node, or "" if it is absent."""
         return self.node.inputs[k] if k < len(self.node.inputs) else ""
 
     def type(self, k: int = 0) -> TensorType:
@@ -45,12 +45,12 @@ class Expression:
         return self.graph.types[self.node.inputs[k]]
 
     def shape(self, k: int = 0) -> list[int]:
-        """Return the shape of input `k`, all of whose sizes must be known.
+        """Return the shape of input `k`, which must be static.
 
         Raises
         ------
         ShapeError
-            If one is not.
+            If a size is unknown.
         """
         kind = self.type(k)
         if not kind.static:
@@ -61,12 +61,12 @@ class Expression:
         return [int(d) for d in kind.shape]
 
     def fixed(self, k: int) -> np.ndarray | None:
-        """Return the constant that input `k` is, None where it is left out.
+        """Return the constant value of input `k`, or None if it is absent.
 
         Raises
         ------
         UnsupportedOp
-            If it is computed.
+            If the input is computed.
         """
         name = self.input(k)
         if name and name not in self.graph.constants:
@@ -74,12 +74,12 @@ class Expression:
         return self.graph.constants[name] if name else None
 
     def room(self, *sizes: int) -> None:
-        """Refuse a table of `sizes` that is too large to be made.
+        """Check that a table of `sizes` is not too large.
 
         Raises
         ------
         ShapeError
-            If it is.
+            If it is too large.
         """
         if any(s < 0 for s in sizes) or math.prod(sizes) > MAX_TABLE:
             raise ShapeError(
@@ -88,13 +88,13 @@ class Expression:
             )
 
     def as_is(self, op: str, *inputs: str, **attrs: Any) -> str:
-        """Add a node that is not to be written as simpler ones again."""
+        """Add a node that must not be decomposed further."""
         made = self(op, *inputs, **attrs)
         self.final.add(id(self.nodes[-1]))
         return made
 
     def __call__(self, op: str, *inputs: str, **attrs: Any) -> str:
-        """Add a node with one output and return it; `covers` is no attribute, but the node's."""
+        """Add a node with one output and return it; `covers` sets the node's field."""
         return self.several(op, inputs, 1, **attrs)[0]
 
     def several(self, op: str, inputs: Sequence[str], count: int, **attrs: Any) -> list[str]:
@@ -106,13 +106,13 @@ class Expression:
         return made
 
     def give(self, name: str, output: int) -> None:
-        """Let the tensor `name` be an output of the node, if that is wanted."""
+        """Make the tensor `name` an output of the node, if that output is used."""
         outputs = self.node.outputs
         if output < len(outputs) and outputs[output]:
             self.nodes.append(Node("Identity", [name], [outputs[output]], {}, self.node.name))
 
     def result(self, name: str) -> list[Node]:
-        """Let the tensor `name`, which nothing else read, be the node's only output."""
+        """Make the tensor `name`, which has no other reader, the node's only output."""
         made = next((n for n in self.nodes if name in n.outputs), None)
         if made is None:
             self.give(name, 0)
@@ -129,11 +129,11 @@ class Expression:
         return self.graph.constant(np.asarray(values, np.int64), self.node.name)
 
     def cast(self, x: str, dtype: str) -> str:
-        """Return `x` as `dtype`."""
+        """Return `x` converted to `dtype`."""
         return self("Cast", x, to=int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype))))
 
     def reshape(self, x: str, *shape: int) -> str:
-        """Return `x` in another shape; 0 keeps a dimension."""
+        """Return `x` with another shape; 0 keeps a dimension."""
         return self("Reshape", x, self.ints(*shape))
 
     def squeeze(self, x: str, *axes: int) -> str:
@@ -150,21 +150,20 @@ class Expression:
 
 
 Reader = Callable[[Expression], str]
-"""Writes nodes of ONNX, or internal ones, in place of a node of another operator set; returns the
-result."""
+"""Writes ONNX or internal nodes in place of a node of another operator set; returns the result."""
 
 
 def view(graph: Graph, name: str, out: str, kind: TensorType) -> Node:
-    """Return a node that shows a tensor in another shape.
+    """Return a node that gives a tensor another shape.
 
     Parameters
     ----------
     graph : Graph
-        Gets types, and the constant that a Reshape reads.
+        Receives types, and the constant of a Reshape.
     name, out : str
-        What is shown, and as what.
+        Input and output.
     kind : TensorType
-        Of `out`; if more than one size is open, no constant can say which is which.
+        Type of `out`; a Reshape can express at most one unknown size.
     """
     graph.types[out] = kind
     target = np.array([d if isinstance(d, int) else -1 for d in kind.shape], np.int64)
@@ -174,7 +173,7 @@ def view(graph: Graph, name: str, out: str, kind: TensorType) -> Node:
 
 
 def reshape_target(source: tuple[Dim, ...], shape: tuple[Dim, ...]) -> list[int]:
-    """Return what a Reshape is told: 0 where a symbol stays in its place, -1 for other symbols."""
+    """Return the target of a Reshape: 0 for a symbol that keeps its position, -1 for others."""
     return [
         d if isinstance(d, int) else 0 if source[i : i + 1] == (d,) else -1
         for i, d in enumerate(shape)

@@ -1,8 +1,8 @@
-"""Quantizers that ONNX has no operator for, in NumPy: what QONNX files say, under internal names.
+"""NumPy semantics of quantizers that ONNX lacks: those of QONNX, under internal names.
 
 `QUANT` takes (data, scale, zero point, bit width) and has the attributes ``signed``, ``narrow`` and
-``rounding_mode``; `MULTI_THRESHOLD` takes (data, thresholds) and has ``out_scale`` and
-``out_bias``, channels being axis 1.
+``rounding_mode``. `MULTI_THRESHOLD` takes (data, thresholds) and has ``out_scale`` and
+``out_bias``; channels are axis 1.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from bnncc.topi_binary import quantization
 Array = np.ndarray[Any, Any]
 
 QUANT = "bnncc.Quant"
-"""Operator: rounding to integers of some bits, and back to numbers."""
+"""Operator: rounds to integers of a given width, and converts back to numbers."""
 
 MULTI_THRESHOLD = "bnncc.MultiThreshold"
-"""Operator: how many thresholds a value reaches."""
+"""Operator: counts the thresholds that a value reaches."""
 
 
 def _away(x: Array) -> Array:
@@ -52,7 +52,7 @@ ROUNDING: dict[str, Callable[[Array], Array]] = {
     "UP": _away,
     "DOWN": np.trunc,
 }
-"""Rounding by the (upper-case) name of the mode; ``UP`` is away from 0, ``DOWN`` towards it."""
+"""Rounding functions by mode (upper case); ``UP`` is away from 0, ``DOWN`` towards 0."""
 
 
 def integer_range(bits: float, *, signed: bool, narrow: bool) -> tuple[float, float]:
@@ -65,7 +65,7 @@ def integer_range(bits: float, *, signed: bool, narrow: bool) -> tuple[float, fl
     signed : bool
         Whether integers can be negative.
     narrow : bool
-        Whether one end is left out: the lowest if signed, else the highest.
+        Whether one end is excluded: the lowest if signed, otherwise the highest.
 
     Examples
     --------
@@ -85,7 +85,7 @@ def quant(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
     Raises
     ------
     UnsupportedOp
-        If the rounding mode is not one of `ROUNDING`.
+        If the rounding mode is not in `ROUNDING`.
     """
     x, scale, zero, width = ins
     mode = str(attrs.get("rounding_mode", "ROUND")).upper()
@@ -115,13 +115,13 @@ def multi_threshold(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array
 
 
 LEVELS = "bnncc.Levels"
-"""Operator that `recognise.quantizers` puts in place of quantizers in all spellings: data;
-attributes ``thresholds`` (float32 ``[count]``, or ``[channels, count]``, ascending) and ``values``
-(float32 ``[count + 1]``, rising or falling)."""
+"""Operator that replaces recognised quantizers: input data; attributes ``thresholds`` (float32
+``[count]``, or ``[channels, count]``, ascending) and ``values`` (float32 ``[count + 1]``, ascending
+or descending)."""
 
 
 def levels(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
-    """Evaluate `LEVELS`: the value whose number is how many thresholds the datum reaches."""
+    """Evaluate `LEVELS`: the value indexed by the number of thresholds that the input reaches."""
     x, limits = ins[0], attrs["thresholds"]
     if limits.ndim == 1:
         return [attrs["values"][np.searchsorted(limits, x, side="right")]]
@@ -138,7 +138,7 @@ def quantize_linear(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array
     Raises
     ------
     UnsupportedOp
-        If its result is no integer.
+        If the output type is not an integer.
     """
     x, scale = ins[:2]
     zero = ins[2] if len(ins) > 2 and ins[2] is not None else None
@@ -162,7 +162,7 @@ def dequantize_linear(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Arr
 
 
 def _along(value: Array, x: Array, attrs: dict[str, Any]) -> Array:
-    """Return the parameter of each element: one for all, for each of an axis, or for blocks."""
+    """Expand a parameter to elements: one for all, one per index of an axis, or one per block."""
     if value.size == 1:
         return value.reshape(())
     axis = int(attrs.get("axis", 1)) % x.ndim
@@ -181,16 +181,16 @@ def _limits(kind: Any) -> tuple[float, float]:
 
 
 PLAIN = {"ROUND": "Round", "HALF_EVEN": "Round", "FLOOR": "Floor", "CEIL": "Ceil"}
-"""The modes that are an operator of ONNX."""
+"""Rounding modes that are operators of ONNX."""
 
 
 def rounded(write: Expression, mode: str, x: str) -> str:
-    """Return `x`, rounded as the mode of `bnncc.ir.quantizers.ROUNDING` says."""
+    """Write the rounding of `x` with a mode of `bnncc.ir.quantizers.ROUNDING`."""
     if mode in PLAIN:
         return write(PLAIN[mode], x)
     sign, size = write("Sign", x), write("Abs", x)
     if mode.startswith("HALF"):
-        # 0.5 itself would bring the float before a half to the next whole number.
+        # With exactly 0.5, the number just below a tie would be rounded up.
         half = float(np.nextafter(np.float32(0.5), np.float32(0))) if mode == "HALF_UP" else -0.5
         size = write("Add", size, write.constant(half))
     whole = write("Ceil" if mode in ("UP", "HALF_DOWN") else "Floor", size)
@@ -198,13 +198,13 @@ def rounded(write: Expression, mode: str, x: str) -> str:
 
 
 QUANTIZED_CONV = "bnncc.QuantizedConv"
-"""Operator that `transform.first_layer` puts in place of a Conv: data, rounded weights; attributes
-of Conv, ``operands``, ``scale`` and ``bias`` (float64, of each filter) and ``zero_points`` (for
-bytes: what stands for 0 in each channel)."""
+"""Operator that replaces a Conv in `transform.first_layer`: data, rounded weights; attributes of
+Conv, ``operands``, ``scale`` and ``bias`` (float64, per filter) and ``zero_points`` (for uint8: the
+value that stands for 0 in each channel)."""
 
 
 def quantized_conv(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
-    """Evaluate `QUANTIZED_CONV`: sums in float64, which are exact for integers."""
+    """Evaluate `QUANTIZED_CONV` with sums in float64, which are exact for integers."""
     data, weight = ins[:2]
     units = np.ones(data.shape[0])
     if attrs["zero_points"]:

@@ -1,9 +1,9 @@
-"""The part of a graph that some part of its outputs depends on.
+"""Extract the part of a graph on which parts of its outputs depend.
 
-A *box* is a range for each axis. Going backwards, each node says which boxes of its inputs a box of
-its output depends on; an operator without a rule depends on all. What comes out is a graph again,
-smaller, whose tensors are those boxes of the whole graph's, number for number. So a few pixels of a
-large image, or one image of many, can be evaluated in the time they take.
+A *box* is a range for each axis. Going backwards, each node determines the boxes of its inputs that
+a box of its output depends on; an operator without a rule depends on its whole inputs. The result
+is a smaller graph, whose tensors are exactly those boxes of the original tensors. So a few pixels
+of a large image, or one image of a batch, can be evaluated in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -27,38 +27,37 @@ Box = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Region:
-    """A part of a graph."""
+    """Part of a graph."""
 
     graph: Graph
-    """Its tensors have the names of the whole graph's."""
+    """Tensors keep their names from the original graph."""
     boxes: dict[str, Box]
-    """Which part of the whole's each input and output is; outputs may be more than was asked
-    for."""
+    """The box of each input and output in the original graph; outputs may exceed the request."""
 
     def of(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the inputs of `graph`, of those of the whole."""
+        """Return the inputs of `graph`, cut from those of the original graph."""
         return {name: feeds[name][slices(self.boxes[name])] for name in self.graph.inputs}
 
 
 def slices(box: Box) -> tuple[slice, ...]:
-    """Return what indexes an array by a box."""
+    """Return the index expression of a box."""
     return tuple(slice(low, high) for low, high in box)
 
 
 def whole(shape: Iterable[Any]) -> Box:
-    """Return the box that is all of a tensor."""
+    """Return the box of a whole tensor."""
     return tuple((0, d) for d in shape)
 
 
 def region(graph: Graph, wanted: Mapping[str, Box]) -> Region:
-    """Return the part of `graph` that parts of its outputs depend on.
+    """Return the part of `graph` on which boxes of its outputs depend.
 
     Parameters
     ----------
     graph : Graph
-        In normal form; all shapes are numbers.
+        In canonical form, with static shapes.
     wanted : mapping of str to Box
-        For each output, which part.
+        By output, the box.
     """
     hulls: dict[str, Box] = {}
 
@@ -106,7 +105,7 @@ def _built(graph: Graph, hulls: Mapping[str, Box], reads: Mapping[int, _Read]) -
             last = k == len(read.steps) - 1
             given = [part.constant(v) if isinstance(v, np.ndarray) else v for v in others]
             outs = list(node.outputs) if last else [part.fresh(node.outputs[0])]
-            if not last:  # only Gather is followed by another
+            if not last:  # only a Gather has a second step
                 shape = list(part.types[data].shape)
                 shape[attrs["axis"]] = len(others[0])
                 part.types[outs[0]] = TensorType(tuple(shape), part.types[data].dtype)
@@ -119,7 +118,7 @@ def _built(graph: Graph, hulls: Mapping[str, Box], reads: Mapping[int, _Read]) -
 
 
 def _taken(part: Graph, graph: Graph, name: str, box: Box | None, hulls: Mapping[str, Box]) -> str:
-    """Return the name of a box of a tensor, which becomes a constant or a node where it must."""
+    """Return the name of a box of a tensor, adding a constant or node if necessary."""
     if not name or box is None:
         return name
     if name in graph.constants:
@@ -157,11 +156,11 @@ def _union(a: Box, b: Box) -> Box:
 
 @dataclass(frozen=True)
 class _Read:
-    """What a node reads for boxes of its outputs.
+    """What a node reads for given boxes of its outputs.
 
-    `outs` are the boxes that it makes, at least those asked for; `needs` those of its inputs;
-    `attrs` is what changes in the node. `steps` take its place: one after the other on the data,
-    each with its operator, further inputs, and attributes.
+    `outs` are the boxes that it computes, at least those requested; `needs` are those of its
+    inputs; `attrs` are changed attributes. `steps`, if any, replace the node: a sequence of
+    operators on the data, with further inputs and attributes.
     """
 
     outs: list[Box | None]
@@ -178,7 +177,7 @@ def _read(graph: Graph, node: Node, outs: list[Box | None]) -> _Read:
     boxes = [box for box in outs if box is not None]
     first = boxes[0]
     if node.op == "Split":
-        for box in boxes[1:]:  # they differ along the axis only, which is read as a whole
+        for box in boxes[1:]:  # they differ only along an axis that is read as a whole
             first = _union(first, box)
         rule = _split
     elif len([name for name in node.outputs if name]) > 1:
@@ -197,7 +196,7 @@ def _wholes(graph: Graph, names: list[str]) -> list[Box | None]:
 
 
 def _along(box: Box, shape: tuple[Any, ...], axes: set[int]) -> Box:
-    """Return `box`, with all of the axes given."""
+    """Return `box`, extended to the full extent along `axes`."""
     return tuple((0, shape[k]) if k in axes else ends for k, ends in enumerate(box))
 
 
@@ -217,14 +216,14 @@ def _elementwise(graph: Graph, node: Node, out: Box) -> _Read | None:
 
 
 def _normalised(graph: Graph, node: Node, out: Box) -> _Read | None:
-    """Inference BatchNormalization: parameters of channels."""
+    """Inference BatchNormalization: per-channel parameters."""
     if len(out) < 2:
         return None
     return _Read([out], [out, *[(out[1],)] * (len(node.inputs) - 1)])
 
 
 def _quantized(graph: Graph, node: Node, out: Box) -> _Read | None:
-    """Quantizers: one step for all, or one for each of some axis, which is read as a whole."""
+    """Quantizers: one scale, or one per index of an axis, which is then read as a whole."""
     shape = _shape(graph, node.outputs[0])
     if any(math.prod(_shape(graph, i)) != 1 for i in node.inputs[1:] if i):
         out = _along(out, shape, {int(node.attrs.get("axis", 1)) % len(shape), min(1, len(out))})
@@ -238,7 +237,7 @@ def _quantized(graph: Graph, node: Node, out: Box) -> _Read | None:
 
 
 def _per_channel(graph: Graph, node: Node, out: Box) -> _Read | None:
-    """Operators with attributes, or further inputs, of channels: axis 1."""
+    """Operators with per-channel attributes or inputs (axis 1)."""
     if len(out) < 2:
         return None
     out = _along(out, _shape(graph, node.outputs[0]), {1})
@@ -248,14 +247,14 @@ def _per_channel(graph: Graph, node: Node, out: Box) -> _Read | None:
 def _windows(
     out: Box, size: tuple[int, ...], kernel: list[int], attrs: dict[str, Any]
 ) -> tuple[Box, list[int]] | None:
-    """Return which pixels windows look at, and the padding that they meet."""
+    """Return the pixels that windows read, and the padding that remains."""
     strides, dilations, pads = numeric.window(attrs, size, kernel)
     box, begins, ends = [], [], []
     for k, (first, last) in enumerate(out[2:]):
         low = first * strides[k] - pads[k]
         high = (last - 1) * strides[k] - pads[k] + (kernel[k] - 1) * dilations[k] + 1
         if max(low, 0) >= min(high, size[k]):
-            return None  # nothing but padding
+            return None  # only padding
         box.append((max(low, 0), min(high, size[k])))
         begins.append(max(0, -low))
         ends.append(max(0, high - size[k]))
@@ -307,7 +306,7 @@ def _conv_transpose(graph: Graph, node: Node, out: Box) -> _Read | None:
 
 def _pool(graph: Graph, node: Node, out: Box) -> _Read | None:
     if node.op == "AveragePool" and node.attrs.get("ceil_mode"):
-        return None  # what lies beyond the padding does not count
+        return None  # averages that exclude padding
     shape = _shape(graph, node.inputs[0])
     kernel = list(node.attrs["kernel_shape"])
     found = _windows(out, shape[2:], kernel, node.attrs)
@@ -356,7 +355,7 @@ def _slice(graph: Graph, node: Node, out: Box) -> _Read | None:
 
 
 def _rows(graph: Graph, node: Node, out: Box) -> _Read | None:
-    """Reshapings that keep the first axis: its rows stay apart."""
+    """Reshapes that keep the first axis, so that rows remain separate."""
     before, after = _shape(graph, node.inputs[0]), _shape(graph, node.outputs[0])
     if not before or not after or before[0] != after[0] or 0 in (*before, *after):
         return None
@@ -370,7 +369,7 @@ def _rows(graph: Graph, node: Node, out: Box) -> _Read | None:
 
 
 def _images(graph: Graph, node: Node, out: Box) -> _Read | None:
-    """Operators that do the same to each image of a batch, whatever they do to it."""
+    """Operators that treat the images of a batch separately."""
     before, after = _shape(graph, node.inputs[0]), _shape(graph, node.outputs[0])
     if len(after) < 2 or before[0] != after[0]:
         return None
@@ -381,7 +380,7 @@ def _images(graph: Graph, node: Node, out: Box) -> _Read | None:
 
 
 def _last_axes(graph: Graph, node: Node, out: Box) -> _Read | None:
-    """Normalise over the last axes, from that of the attribute on."""
+    """Normalizations over the last axes, from the attribute's axis on."""
     axis = int(node.attrs.get("axis", -1)) % len(out)
     out = _along(out, _shape(graph, node.outputs[0]), set(range(axis, len(out))))
     return _Read([out], [out, *_wholes(graph, node.inputs[1:])])
@@ -484,7 +483,7 @@ def _space_to_depth(graph: Graph, node: Node, out: Box) -> _Read | None:
 
 
 def _resize(graph: Graph, node: Node, out: Box) -> _Read | None:
-    """Resize that repeats and drops pixels: takes them by number."""
+    """Resize by pixel repetition or subsampling, as a Gather."""
     shape = tuple(int(d) for d in _shape(graph, node.inputs[0]))
     given = [None, *(graph.constants.get(i) if i else None for i in node.inputs[1:])]
     if any(i and v is None for i, v in zip(node.inputs[1:], given[1:], strict=True)):
@@ -537,4 +536,4 @@ _RULES: dict[str, _Rule] = {
     "SpaceToDepth": _space_to_depth,
     "Resize": _resize,
 }  # fmt: skip
-"""What part of its inputs an operator reads; one that is not here reads all."""
+"""Rules for the input boxes of operators; others read their whole inputs."""

@@ -1,7 +1,7 @@
-"""Resize as weighted gathers along each axis, for evaluation and for code alike.
+"""Resize as weighted gathers along each axis, for evaluation and code generation.
 
-Every output position of an axis is a sum of a few input positions: ``sum(weight * x[index])``. The
-tables are made once, when sizes are known.
+Every output position along an axis is a sum over a few input positions, ``sum(weight * x[index])``.
+The tables are computed once sizes are known.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Taps:
-    """How one axis is resized."""
+    """Resampling of one axis."""
 
     axis: int
-    """Of the tensor."""
+    """Axis of the tensor."""
     index: Array
-    """int64, shape (outputs, taps): positions that are read."""
+    """int64, shape (outputs, taps): input positions."""
     weight: Array
-    """float64, shape (outputs, taps): what they count."""
+    """float64, shape (outputs, taps): weights."""
     outside: Array
-    """bool, shape (outputs,): where the extrapolation value stands instead."""
+    """bool, shape (outputs,): where the extrapolation value is used instead."""
 
     @property
     def plain(self) -> bool:
-        """Whether each output is one element as it is."""
+        """Whether each output is a copy of one element."""
         return self.index.shape[1] == 1 and bool((self.weight == 1).all())
 
 
@@ -46,18 +46,18 @@ def taps(
     attrs : dict
         Attributes of a Resize of the newest opset.
     ins : sequence of ndarray or None
-        Its inputs; the first one is not looked at.
+        Its inputs; the first one is ignored.
     shape : sequence of int
-        Shape of the first one.
+        Shape of the first input.
     where : str
-        For messages.
+        Description of the node for messages.
 
     Raises
     ------
     ModelError
-        If inputs or attributes do not fit.
+        If inputs or attributes are inconsistent.
     UnsupportedOp
-        If a mode is not known.
+        If a mode is not supported.
     """
     roi, scales, sizes = ([*ins[1:], None, None, None])[:3]
     rank = len(shape)
@@ -112,7 +112,7 @@ def _axis(
     position = np.arange(out).astype(np.float32 if isinstance(scale, np.float32) else np.float64)
     x = np.broadcast_to(coordinate(position, scale, size, out, roi), (out,)).astype(np.float64)
     base = np.ceil(x) - 1
-    ratio = x - base  # above 0, at most 1
+    ratio = x - base  # in (0, 1]
     offsets, weight = _weights(attrs, ratio, float(scale), where)
     index = base[:, None].astype(np.int64) + offsets
     inside = (index >= 0) & (index < size)
@@ -132,7 +132,7 @@ def _axis(
 
 
 def _weights(attrs: dict[str, Any], ratio: Array, scale: float, where: str) -> tuple[Array, Array]:
-    """Return offsets of the taps from the position below, and their weights (outputs, taps)."""
+    """Return offsets of the taps from the position below, and weights of shape (outputs, taps)."""
     mode = attrs.get("mode", "nearest")
     narrow = min(scale, 1.0) if attrs.get("antialias") else 1.0
     column = ratio[:, None]
@@ -197,11 +197,11 @@ _NEAREST = {
     "round_prefer_ceil": lambda ratio: ratio < 0.5,
     "round_prefer_floor": lambda ratio: ratio <= 0.5,
 }
-"""Whether the position below is nearest, by the distance from it."""
+"""By mode: whether the position below is the nearest, given the distance from it."""
 
 
 def resize(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
-    """Evaluate Resize: sums in float64, rounded once."""
+    """Evaluate Resize with sums in float64, rounded once."""
     x = ins[0]
     tables = taps(attrs, ins, x.shape)
     exact = all(t.plain for t in tables)

@@ -1,4 +1,4 @@
-"""Internal operators on rows: what they are called, and what they compute."""
+"""Internal operators on rows: names and NumPy semantics."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 ROW_NORM = "bnncc.RowNorm"
-"""Attributes ``epsilon`` and ``centred``: ``v / sqrt(mean(v * v) + epsilon)`` along the last axis,
-where v is the first input, minus its mean if `centred`; times the second input, plus the third."""
+"""Normalization with attributes ``epsilon`` and ``centred``: ``v / sqrt(mean(v * v) + epsilon)``
+along the last axis, where v is the first input, minus its mean if `centred`; the result is
+multiplied by the second input, and the third is added."""
 
 ROW_SOFTMAX = "bnncc.RowSoftmax"
-"""Attribute ``scale``: softmax along the last axis of the first input times it, plus the second."""
+"""Softmax along the last axis of the first input times ``scale`` (attribute), plus the second."""
 
 ROTARY = "bnncc.Rotary"
-"""``x * c + h * s``, where h is the second half of the last axis of x, negated, then the first."""
+"""``x * c + h * s``, where h is the negated second half of x's last axis, then the first half."""
 
 SWISH = "bnncc.Swish"
 """``x * sigmoid(x)``."""

@@ -1,4 +1,4 @@
-"""What ONNX's schemas say of attributes and inputs."""
+"""Information from ONNX's schemas about attributes and inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OLD_DEFAULTS = {("BatchNormalization", "spatial"): 1}
 
 
 def is_default(op: str, key: str, value: Any) -> bool:
-    """Whether an attribute says what leaving it out says.
+    """Whether an attribute has its default value.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ def is_default(op: str, key: str, value: Any) -> bool:
     key : str
         The attribute.
     value : object
-        What it holds.
+        Value of the attribute.
     """
     if not onnx.defs.has(op):
         return False
@@ -39,7 +39,7 @@ def is_default(op: str, key: str, value: Any) -> bool:
 
 
 def check_whole(node: Node, graph: Graph) -> None:
-    """Check inputs that must be whole numbers, or bools: indices and conditions.
+    """Check the dtypes of inputs that must be integers or bools: indices and conditions.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def check_whole(node: Node, graph: Graph) -> None:
     Raises
     ------
     ModelError
-        If one is not.
+        If an input has another dtype.
     """
     for name, (wanted, formal) in zip(node.inputs, _whole(node.op), strict=False):
         found = graph.types[name].dtype if wanted and name in graph.types else ""
@@ -61,7 +61,7 @@ def check_whole(node: Node, graph: Graph) -> None:
 
 @cache
 def _whole(op: str) -> tuple[tuple[str, str], ...]:
-    """Return, for each input, the one kind of type that it may have, and its name in the schema."""
+    """Return, for each input, the required kind of dtype and its name in the schema."""
     if not onnx.defs.has(op):
         return ()
     kinds = []

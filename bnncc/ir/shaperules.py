@@ -1,4 +1,4 @@
-"""Shapes of operators that reshape, where dimensions may be symbols."""
+"""Shape inference of reshaping operators, with symbolic dimensions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.shaping import reshape_to
 
 Partial = tuple["int | str | None", ...]
-"""An integer vector of which some elements are symbols or unknown."""
+"""An integer vector, of which some elements may be symbolic or unknown."""
 
 OPEN_END = (1 << 31) - 1
-"""The least end of a Slice that stands for the end of the axis."""
+"""Smallest end of a Slice that means the end of the axis."""
 
 
 def dynamic(graph: Graph, where: str) -> ModelError:
-    """Make the error for a shape that a dynamic dimension, or data, leaves open."""
+    """Return the error for a shape that depends on a dynamic dimension or on data."""
     first = ""
     for name in graph.inputs:
         shape = graph.types[name].shape
@@ -49,12 +49,12 @@ def _example(shape: Sequence[Dim]) -> str:
 
 
 def broadcast(shapes: Sequence[Sequence[Dim]], where: str) -> tuple[Dim, ...]:
-    """Return the common shape of several.
+    """Return the shape to which several shapes broadcast.
 
     Raises
     ------
     ShapeError
-        If they do not.
+        If they do not broadcast.
     """
     rank = max((len(s) for s in shapes), default=0)
     result: list[Dim] = []
@@ -68,7 +68,7 @@ def broadcast(shapes: Sequence[Sequence[Dim]], where: str) -> tuple[Dim, ...]:
 
 
 def vector(name: str, graph: Graph, partial: Mapping[str, Partial]) -> Partial | None:
-    """Return what is known of an integer vector; None if not even its length."""
+    """Return the known elements of an integer vector, or None if its length is unknown."""
     if name in graph.constants:
         return tuple(int(v) for v in graph.constants[name].reshape(-1)[:64])
     if name in partial:
@@ -80,7 +80,7 @@ def vector(name: str, graph: Graph, partial: Mapping[str, Partial]) -> Partial |
 
 
 def at_most(dim: Dim | None, limit: Dim, bounds: Mapping[str, int]) -> bool:
-    """Whether a dimension is never greater than another, by what is known of symbols."""
+    """Whether a dimension can never exceed another, given the bounds of symbols."""
     if dim is None:
         return False
     if isinstance(dim, int):
@@ -247,7 +247,7 @@ def _slice(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str)
         if low == 0 and step == 1 and high == size:
             continue
         if isinstance(size, str) or isinstance(low, str) or isinstance(high, str):
-            if isinstance(low, int) and low < 0 and high == size:  # so many at the end
+            if isinstance(low, int) and low < 0 and high == size:  # the last `-low` elements
                 length: Dim | None = -low if at_most(-low, size, graph.bounds) else None
             else:
                 length = None if low is None or high is None else difference(high, low)
@@ -270,7 +270,7 @@ def _slice(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str)
 
 
 def _resize(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str) -> TensorType:
-    """Take sizes, or factors of the sizes that are known; an axis that is not keeps its size."""
+    """Apply sizes, or scales of known sizes; a symbolic axis must keep its size."""
     kind = graph.types[node.inputs[0]]
     rank = len(kind.shape)
     axes = [int(a) % rank for a in node.attrs.get("axes") or range(rank)]
@@ -295,7 +295,7 @@ def _resize(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str
         if values.dtype.kind in "iu":
             shape[axis] = int(value)
         elif isinstance(have, int):
-            shape[axis] = math.floor(np.float32(have) * np.float32(value))  # as onnx does
+            shape[axis] = math.floor(np.float32(have) * np.float32(value))  # as in onnx
         elif value != 1:
             raise dynamic(graph, where)
     return TensorType(tuple(shape), kind.dtype)

@@ -1,4 +1,4 @@
-"""NumPy functions of the ONNX operators that move elements without computing."""
+"""NumPy implementations of ONNX operators that move elements without computing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Array = np.ndarray[Any, Any]
 
 
 def reshape_to(shape: Sequence[int], wanted: Sequence[int], allowzero: bool = False) -> list[int]:
-    """Resolve 0 and -1 of a Reshape's target for an input of `shape`."""
+    """Resolve 0 and -1 in the target of a Reshape of an input with `shape`."""
     dims = [
         shape[i] if d == 0 and not allowzero and i < len(shape) else int(d)
         for i, d in enumerate(wanted)
@@ -122,7 +122,7 @@ def gather(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
 
 
 def _elements(indices: Array, axis: int, size: int) -> tuple[Array, ...]:
-    """Return where each index points to, as NumPy indexes."""
+    """Return NumPy indexes of the elements that the indices select."""
     places: list[Array] = [*np.indices(indices.shape, sparse=True)]
     whole = indices.astype(np.int64)
     places[axis] = np.where(whole < 0, whole + size, whole)
@@ -130,14 +130,14 @@ def _elements(indices: Array, axis: int, size: int) -> tuple[Array, ...]:
 
 
 def gather_elements(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
-    """Evaluate GatherElements; onnx.reference fails where an axis is longer than 63."""
+    """Evaluate GatherElements; onnx.reference fails for axes longer than 63."""
     x, indices = ins
     axis = int(attrs.get("axis", 0)) % x.ndim
     return [np.asarray(x[_elements(indices, axis, x.shape[axis])])]
 
 
 def scatter_elements(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
-    """Evaluate ScatterElements, in the order of the indices; onnx.reference loops in Python."""
+    """Evaluate ScatterElements in index order; onnx.reference loops in Python."""
     x, indices, updates = ins
     axis = int(attrs.get("axis", 0)) % x.ndim
     made, places = x.copy(), _elements(indices, axis, x.shape[axis])

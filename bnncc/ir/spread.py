@@ -1,4 +1,4 @@
-"""How far rounding may take a tensor that is computed from given ones, ties included."""
+"""Bounds of a tensor computed from given ones, under any allowed rounding, including ties."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Spread:
-    """What rounding may make of a tensor."""
+    """A tensor with the bounds that rounding allows."""
 
     value: Array
-    """What the graph computes."""
+    """Value computed by the graph."""
     low: Array
     high: Array
-    """`low`, `high`: the least and the most that another order of rounding could give."""
+    """`low`, `high`: bounds of the results of all allowed roundings."""
 
 
 def spread(
@@ -50,31 +50,30 @@ def spread(
     dyadic: bool = False,
     relaxed: bool = False,
 ) -> Spread:
-    """Compute one tensor from others, and how far rounding may take it, ties included.
+    """Compute a tensor from others, with bounds for all allowed roundings, including ties.
 
-    A decision within `near` times its magnitude of its threshold may fall either way; what follows
-    is evaluated both ways.
+    A decision whose input is within `near` times its magnitude of the threshold may go either way;
+    then the following nodes are evaluated for both results.
 
     Parameters
     ----------
     graph : Graph
-        In normal form.
+        In canonical form.
     known : mapping of str to ndarray
-        Tensors taken to be exact: all inputs, and any others that need not be computed.
+        Tensors assumed exact: all inputs, and any others that need not be computed.
     name : str
-        The tensor asked for, computed even if it is known.
+        The tensor to compute, even if it is in `known`.
     near : float
-        How near, in units of the magnitude.
+        Width of a tie, in units of the magnitude.
     whole : float, optional
-        If given, products of small multiples of scales are sums of integers: exact, until a
-        constant is added to what is scaled. The number is the largest that data can hold. Else
-        operands may be no more than near such multiples, and sums of floats are right as well.
+        If given, products of small multiples of scales are integer sums, which are exact until a
+        constant is added after scaling; the value is the bound of the data's multiples. Otherwise
+        operands may merely be close to such multiples, and float sums are correct as well.
     dyadic : bool
-        Whether also results of other operators are exact, where all numbers are multiples of a
-        power of two: not so if data only happen to be that, and are computed as multiples of
-        something else.
+        Whether other operators are exact too if all numbers are multiples of a power of two. Not
+        valid if data happen to be such multiples, but are computed as multiples of something else.
     relaxed : bool
-        Whether decisions on exact zeros may fall either way, too.
+        Whether decisions on exact zeros may also go either way.
     """
     values: dict[str, Array] = {**graph.constants, **known}
     sizes: dict[str, Array] = {}
@@ -106,12 +105,12 @@ def spread(
     low, high = ends.get(name, (out, out))
     if not np.any(room):
         return Spread(out, low, high)
-    with np.errstate(invalid="ignore"):  # an infinity has no bound
+    with np.errstate(invalid="ignore"):  # infinities have no bounds
         return Spread(out, low - room, high + room)
 
 
 def _between(graph: Graph, known: Mapping[str, Array], name: str) -> list[Node]:
-    """Return the nodes that compute `name` from `known`, in order."""
+    """Return the nodes that compute `name` from `known`, in topological order."""
     wanted, nodes = {name}, []
     for node in reversed(graph.nodes):
         if wanted.intersection(node.outputs):
@@ -124,7 +123,7 @@ def _around(
     node: Node, ins: list[Array | None], errs: list[Array], outs: list[Array],
     ends: Mapping[str, tuple[Array, Array]], near: float, relaxed: bool,
 ) -> dict[int, tuple[Array, Array]]:  # fmt: skip
-    """Return by number of an input the least and the most it may be, where that matters."""
+    """Return bounds of the inputs whose uncertainty matters, by input index."""
     out: dict[int, tuple[Array, Array]] = {}
     decides = node.op in DECISIONS | JUMPS or not is_float(outs[0])
     for k, (name, value, err) in enumerate(zip(node.inputs, ins, errs, strict=True)):
@@ -147,7 +146,7 @@ def _outcomes(
     node: Node, ins: list[Array | None], around: Mapping[int, tuple[Array, Array]],
     outs: list[Array],
 ) -> list[list[Array]]:  # fmt: skip
-    """Return what a node gives for inputs as far off as they may be."""
+    """Return the outputs of a node for the extreme values of its inputs."""
     if not around:
         return []
     if node.op in SUMS:
@@ -172,14 +171,14 @@ def _outcomes(
 
 
 _MOST_LOOSE = 3
-"""Inputs that are looked at in all combinations; the others go with the last of these."""
+"""Number of inputs whose bounds are combined in all ways; others vary with the last of these."""
 
 
 def _size(
     node: Node, ins: list[Array | None], errs: list[Array], out: Array, index: int,
     whole: float | None, dyadic: bool, owed: dict[str, Array], between: dict[str, Array],
 ) -> Array:  # fmt: skip
-    """Return the magnitude of a result of kernels whose accumulators are integers.
+    """Return the magnitude of a result of kernels with integer accumulators.
 
     Parameters
     ----------
@@ -188,13 +187,13 @@ def _size(
     whole, dyadic
         As for `spread`.
     owed : dict of str to ndarray
-        By tensor that is an integer product, but for operators with constants: the terms of
-        that product, which count where a constant is added. The two constants become one, the
-        other being what stands between the accumulator and the product (the K of ``K - 2 * acc``,
-        the levels that are no multiples of their step).
+        By tensor that is an integer product followed only by operators with constants: the terms
+        of that product, which count when a constant is added. That constant is merged with the one
+        that separates the accumulator from the product (K in ``K - 2 * acc``, or the levels'
+        offset from multiples of their step).
     between : dict of str to ndarray
-        By tensor that is padded by what is no multiple of its unit: where. There a product is
-        an integer and a constant, which is rounded.
+        By tensor that is padded with a value that is not a multiple of its unit: a mask of the
+        padding. There a product is an integer plus a constant, which is rounded.
     """
     size, terms = None, None
     if node.op == "Pad" and whole is not None and (mark := _pad_between(ins, out)) is not None:
@@ -206,7 +205,7 @@ def _size(
             size, terms = found
             mark = between.get(node.inputs[0])
             if mark is not None:
-                meets = _far(node, mark, [mark, ins[1]]) > 0  # a bias is everywhere
+                meets = _far(node, mark, [mark, ins[1]]) > 0  # ignoring the bias
                 size = np.where(meets, np.maximum(size, _far(node, ins[0], ins)), size)
         elif not any(e.any() for e in errs):
             size, terms = _of_two_values(node, ins, whole)
@@ -215,7 +214,7 @@ def _size(
         rounded = owed[node.inputs[held[0]]]
         terms = rounded * np.abs(scale)
         errs = list(errs)
-        joined = np.where(offset != 0, rounded + np.abs(offset), 0.0)  # they are rounded as one
+        joined = np.where(offset != 0, rounded + np.abs(offset), 0.0)  # merged to one constant
         errs[held[0]] = errs[held[0]] + joined
     elif held == [0] and node.op in PERMUTATIONS | {"Slice", "Split"}:
         data = ins[0]
@@ -233,11 +232,11 @@ def _size(
 
 
 _EXACT = frozenset(("Add", "Sub", "Sum", "Mul", "BatchNormalization", "PRelu", "LeakyRelu"))
-"""Operators whose results are exact, in whatever order, where all they meet is dyadic."""
+"""Operators with exact results, in any order of evaluation, if all operands are dyadic."""
 
 
 def _is_affine(node: Node, ins: list[Array | None], data: int) -> bool:
-    """Whether an input is only scaled and shifted, by one number or by those of one axis."""
+    """Whether an input is only scaled and shifted, by scalars or per index of one axis."""
     if node.op in ("Neg", "BatchNormalization"):
         return data == 0
     other = ins[1 - data] if len(ins) == 2 else None
@@ -263,7 +262,7 @@ def _affine(node: Node, ins: list[Array | None], out: Array, data: int) -> tuple
 
 
 def _all_dyadic(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
-    """Return which elements are made of dyadic numbers alone."""
+    """Return a mask of the elements that depend on dyadic numbers only."""
     values = [np.asarray(v) for v in ins if v is not None]
     if node.op == "BatchNormalization":
         scale, offset = _affine(node, ins, out, 0)
@@ -281,9 +280,9 @@ def _all_dyadic(node: Node, ins: list[Array | None], errs: list[Array], out: Arr
 def _of_integers(
     node: Node, ins: list[Array | None], errs: list[Array], out: Array, whole: float, dyadic: bool
 ) -> tuple[Array, Array] | None:
-    """Return magnitude and terms of a product of small multiples of scales; None if it is none.
+    """Return magnitude and terms of a product of small multiples of scales, or None for others.
 
-    Its accumulator is an exact integer: where that is 0, the result is the bias, or exactly 0.
+    Its accumulator is an exact integer: if that is 0, the result is the bias, or exactly 0.
     """
     if any(e.any() for e in errs):
         return None
@@ -316,7 +315,7 @@ def _of_integers(
 
 
 def _pad_between(ins: list[Array | None], out: Array) -> Array | None:
-    """Return 1 where data are padded by what is no multiple of their unit, else 0; None if not."""
+    """Return a mask of padding with values that are not multiples of the data's unit, or None."""
     data, pads = ins[:2]
     value = float(np.asarray(ins[2]).reshape(())) if len(ins) > 2 and ins[2] is not None else 0.0
     parts = None if data is None or not value else numeric.multiples(data)
@@ -333,11 +332,11 @@ def _pad_between(ins: list[Array | None], out: Array) -> Array | None:
 def _of_two_values(
     node: Node, ins: list[Array | None], whole: float
 ) -> tuple[Array | None, Array | None]:
-    """Return magnitude and terms of a product by filters, or of data, of any two values; else None.
+    """Return magnitude and terms of a product of filters, or data, with two arbitrary values.
 
-    It is two integers, each times a number: half the difference of the values, and their middle,
-    which together are as large as the larger value. Terms are those of the largest data, for that
-    is what stands between accumulators and a constant.
+    The product is two integers, each multiplied by a real number: half the difference of the
+    values, and their mean, which together are as large as the larger value. Terms are computed for
+    the largest data, because they separate accumulators from constants. None for other products.
     """
     data, weight, *bias = ins
     assert data is not None
@@ -361,14 +360,14 @@ def _of_two_values(
 
 
 def _far(node: Node, data: Array | None, ins: list[Array | None]) -> Array:
-    """Return the sum of the magnitudes of a product's terms, with `data` in place of its own."""
+    """Return the sum of the magnitudes of a product's terms, with `data` as first operand."""
     far = [None if v is None else np.abs(v) for v in (data, *ins[1:])]
     twin = replace(node, attrs={**node.attrs, numeric.FLOAT_SUM: True})
     return evaluate_node(twin, far)[0]
 
 
 def _filters_axis(node: Node, weight: Array) -> int | None:
-    """Return the axis of a product's output channels; None if there is none."""
+    """Return the axis of output channels in a product's weights, or None."""
     if node.op == "ConvTranspose" or (node.op == "MatMul" and weight.ndim != 2):
         return None
     return 0 if node.op == "Conv" or node.attrs.get("transB") else weight.ndim - 1
@@ -378,22 +377,22 @@ def exactly_whole(
     graph: Graph, known: Mapping[str, Array], name: str, read: Collection[str],
     rounded: Collection[str] = (),
 ) -> bool:  # fmt: skip
-    """Whether a tensor is a function of one sum of integers, with nothing rounded in that.
+    """Whether a tensor is a function of one integer sum, which is not rounded.
 
-    Weights of products are exact multiples of scales: others are so but for rounding, and then
-    which scale they have is a matter of rounding, too. Behind the last product are constants alone:
-    in ``x - y - x``, which the passes take for ``-y``, the model rounds numbers of the size of `x`.
+    Weights of products must be exact multiples of scales; for approximate ones, the scale itself
+    depends on rounding. After the last product, only constants may follow: in ``x - y - x``, which
+    passes simplify to ``-y``, the model rounds numbers of the size of `x`.
 
     Parameters
     ----------
     graph : Graph
-        In normal form.
+        In canonical form.
     known : mapping of str to ndarray
         As for `spread`.
     name : str
-        The tensor asked for.
+        The tensor.
     read : collection of str
-        What it is a function of if there is no product.
+        Its sources, if there is no product.
     rounded : collection of str
         Tensors that are computed without the model's rounding.
     """
@@ -420,7 +419,7 @@ def exactly_whole(
 
 
 def are_multiples(values: Sequence[float]) -> bool:
-    """Whether float32 numbers are multiples of one of them, or of 1, with no rounding at all."""
+    """Whether float32 numbers are exact multiples of one of them, or of 1."""
     numbers = np.array(values, np.float32).astype(np.float64)
     sizes = np.abs(numbers[numbers != 0])
     unit = 1.0 if (numbers == np.rint(numbers)).all() else sizes.min(initial=np.inf)
@@ -428,11 +427,11 @@ def are_multiples(values: Sequence[float]) -> bool:
 
 
 def are_dyadic(values: Array) -> bool:
-    """Whether float32 sums of such values are exact: multiples of 1/1024, not too large."""
+    """Whether float32 sums of such values are exact: multiples of 1/1024 of limited size."""
     return bool(_dyadic(values).all())
 
 
 def _dyadic(values: Array) -> Array:
-    """Return which numbers are such."""
+    """Return a mask of such numbers."""
     scaled = np.asarray(values, np.float64) * 1024
     return np.asarray((np.abs(scaled) < EXACT_BELOW) & (np.rint(scaled) == scaled))

@@ -1,7 +1,7 @@
-"""Which results depend on a tie: on a value so near to where something steps that rounding decides.
+"""Find results that depend on a tie: a value so close to a discontinuity that rounding decides.
 
-Docs/semantics.md says what a tie is. Beside each tensor runs a mask of the elements that depend on
-one; where it is clear, every right implementation computes the same, but for rounding.
+docs/semantics.md defines ties. Each tensor is accompanied by a mask of the elements that depend on
+a tie; all correct implementations agree on the other elements, up to rounding.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
 Array = np.ndarray[Any, Any]
 
 TIE = 8 * float(np.finfo(np.float32).eps)
-"""A value is tied within this many times the sum of its terms."""
+"""A value is tied if it is within this many times the sum of its terms."""
 
 _STEPS = frozenset((
     "Sign", "Round", "Floor", "Ceil", "QuantizeLinear", "Cast", "Not", "IsNaN", "IsInf",
     QUANT, MULTI_THRESHOLD, LEVELS,
 ))  # fmt: skip
 _BENT = frozenset(("Tanh", "Sigmoid", "Softsign", "Erf", "HardSigmoid"))
-"""What crosses its range within a few units: behind large sums that cancel, that is chance."""
+"""Functions that saturate within a few units; after sums that cancel, the result is arbitrary."""
 _WHOLE = ("fi", "fu")
 _SEEN = 5e-5
-"""By how much of its tensor's largest value rounding may move an element that counts."""
+"""An element counts if rounding may change it by this fraction of the tensor's largest value."""
 _COMPARISONS = frozenset(("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"))
 _BEST = frozenset(("ArgMax", "ArgMin", "TopK", "Hardmax"))
 _ELEMENTWISE = frozenset((
@@ -51,22 +51,22 @@ def tied(
     graph: Graph, feeds: Mapping[str, Array], *, near: float = TIE, zeros: bool = False,
     outputs: Iterable[str] | None = None, sizes: Mapping[str, Array] | None = None,
 ) -> dict[str, Array]:  # fmt: skip
-    """Return which elements depend on a tie.
+    """Return masks of the elements that depend on a tie.
 
     Parameters
     ----------
     graph : Graph
-        In normal form.
+        In canonical form.
     feeds : mapping of str to ndarray
         Its inputs.
     near : float
-        What is a tie, of the sum of a value's terms.
+        Width of a tie, relative to the sum of a value's terms.
     zeros : bool
-        Whether an exact 0 in front of a sign is one too.
+        Whether an exact 0 before a sign also counts as a tie.
     outputs : iterable of str, optional
-        Tensors; by default the graph's outputs.
+        Tensors to return; default: the graph's outputs.
     sizes : mapping of str to ndarray, optional
-        Magnitudes of inputs that are rounded (see `bnncc.ir.magnitude`); the others are exact.
+        Magnitudes of inputs that are rounded (see `bnncc.ir.magnitude`); others are exact.
 
     Returns
     -------
@@ -89,7 +89,7 @@ def tied(
             if name and mask.any():
                 masks[name] = np.broadcast_to(masks[name], mask.shape) | mask
         if any(e.any() for e in errs) or zeros:
-            bounds = [near * e + NORMAL * (e > 0) for e in errs]  # what is less is not rounded so
+            bounds = [near * e + NORMAL * (e > 0) for e in errs]  # absolute bound for underflow
             for k, mask in enumerate(_decided(node, ins, bounds, outs, zeros)):
                 name = node.outputs[k]
                 if name and mask.any():
@@ -103,7 +103,7 @@ def tied(
 
 
 def _undefined(node: Node, ins: list[Array | None], outs: list[Array]) -> list[Array]:
-    """Return which integers are of numbers that their type cannot hold, which ONNX leaves open."""
+    """Return masks of integers cast from out-of-range numbers, which ONNX leaves undefined."""
     first = ins[0] if ins else None
     if node.op != "Cast" or first is None or first.dtype.kind + outs[0].dtype.kind not in _WHOLE:
         return []
@@ -116,7 +116,7 @@ def _undefined(node: Node, ins: list[Array | None], outs: list[Array]) -> list[A
 def _decided(
     node: Node, ins: list[Array | None], bounds: list[Array], outs: list[Array], zeros: bool
 ) -> list[Array]:
-    """Return, for each output, which elements a tie in front of this node decides."""
+    """Return, for each output, a mask of the elements that a tie before this node decides."""
     first = ins[0] if ins else None
     if first is None or first.dtype.kind != "f":
         return []
@@ -143,7 +143,7 @@ def _decided(
     for sign in (-1, 1):
         moved = (first + sign * step).astype(first.dtype)
         other = evaluate_node(node, [moved, *ins[1:]])[0]
-        if node.op in JUMPS:  # else the result moves no further than the data
+        if node.op in JUMPS:  # other results change no more than their data
             mask |= np.abs(other.astype(np.float64) - outs[0]) > 2 * np.abs(moved - first)
         else:
             mask |= other != outs[0]
@@ -151,11 +151,11 @@ def _decided(
 
 
 def _contested(node: Node, x: Array, bound: Array, out: Array) -> Array:
-    """Return where the best of several values is not the best by more than rounding."""
+    """Return where the best of several values is the best only within rounding."""
     axis = int(node.attrs.get("axis", 0 if node.op.startswith("Arg") else -1)) % x.ndim
     ordered = np.sort(x.astype(np.float64), axis)
     reach = 2 * np.broadcast_to(bound, x.shape).max(axis, keepdims=True)
-    # Equal values that are exact have a rule of their own, and are no tie.
+    # Equal exact values are not ties: their order is defined.
     close = (np.diff(ordered, axis=axis) <= reach) & (reach > 0)
     if node.op != "TopK":
         end = -1 if node.op != "ArgMin" else 0
@@ -169,7 +169,7 @@ def _contested(node: Node, x: Array, bound: Array, out: Array) -> Array:
 def _spread(
     node: Node, ins: list[Array | None], masks: list[Array], out: Array, index: int
 ) -> Array:
-    """Return which elements of an output depend on elements of `masks`."""
+    """Return a mask of the elements of an output that depend on elements in `masks`."""
     if not any(mask.any() for mask in masks):
         return np.zeros((), bool)
     if node.op in _ELEMENTWISE:
