@@ -1,1 +1,1 @@
-"""Readers of model files: ONNX and PyTorch to Relax."""
+"""Readers of model files: each format becomes ONNX, and ONNX the compiler's graph."""

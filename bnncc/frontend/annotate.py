@@ -1,4 +1,4 @@
-"""Write into the nodes of an ONNX model how they are computed, for viewers such as Netron."""
+"""Annotate the nodes of an ONNX model with how they are computed, for viewers such as Netron."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bnncc.frontend.formats import Model, as_onnx
 from bnncc.frontend.reader import node_names
 
 PREFIX = "bnncc."
-"""What the keys of the metadata begin with."""
+"""Prefix of the metadata keys."""
 
 
 def annotated(
@@ -24,18 +24,18 @@ def annotated(
     *,
     params: Path | None = None,
 ) -> bytes:
-    """Return a model with metadata in its nodes, else as it is.
+    """Return a copy of a model with metadata in its nodes.
 
     Parameters
     ----------
     model : path or onnx.ModelProto
-        Of any format; what is not ONNX is converted.
+        Of any format; other formats are converted to ONNX.
     verdicts : mapping of str to mapping
-        By the name of a node, as in reports: what to write, without `PREFIX`. Under ``""`` stands
-        what all other nodes get.
+        By node name, as in reports: the metadata, without `PREFIX`. The entry ``""`` applies to
+        all other nodes.
     folder : Path
-        Where the file will lie: weights in files of their own come into it if that is another
-        folder than the model's.
+        Folder of the result. If it differs from the model's folder, external weights become part
+        of the file.
     params : Path, optional
         As for `as_onnx`.
 

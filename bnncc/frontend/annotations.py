@@ -1,8 +1,8 @@
 """Use the data types that QONNX's and FINN's annotations (``finn_datatype``) declare for inputs.
 
-Only inputs: what other tensors hold is known from what computes them, and an annotation that said
-otherwise would be wrong. An input is rounded to its type, which changes no value of it; so every
-pass knows what it can hold, and an array of other values cannot do harm.
+Only inputs: the values of other tensors follow from what computes them. An input is rounded to its
+declared type, which changes none of the type's values. So passes know the possible values, and
+invalid arrays do no harm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KEY = "finn_datatype"
 
 
 def declared(proto: onnx.GraphProto, graph: Graph) -> dict[str, Datatype]:
-    """Return the narrow types of float inputs; none where annotations contradict each other."""
+    """Return the narrow types of float inputs; contradictory annotations are ignored."""
     said: dict[str, set[str]] = {}
     for annotation in proto.quantization_annotation:
         for pair in annotation.quant_parameter_tensor_names:
@@ -33,16 +33,16 @@ def declared(proto: onnx.GraphProto, graph: Graph) -> dict[str, Datatype]:
 
 
 def rounded_input(name: str, out: str, kind: Datatype, graph: Graph) -> list[Node]:
-    """Return nodes that round an input to its type.
+    """Return nodes that round an input to its declared type.
 
     Parameters
     ----------
     name, out : str
-        The input, and what is to be read in its place.
+        The input, and the rounded tensor.
     kind : Datatype
-        What it holds.
+        The declared type.
     graph : Graph
-        Gets constants.
+        Receives constants.
     """
     write = Expression(Node("Input", [name], [out], {}, name), graph)
     if kind.count == 2:

@@ -1,4 +1,4 @@
-"""Elementwise operators and norms, where a form needs more than one operator that has a kernel."""
+"""Elementwise operators and norms, decomposed where one operator with a kernel does not suffice."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def _power(write: Expression) -> None:
         wide = write.as_is("Pow", *(write.cast(name, "float64") for name in write.node.inputs))
         write.give(write.cast(wide, base), 0)
         return
-    # powers are rings: what is narrow or unsigned wraps at the end
+    # exponentiation is exact modulo 2**n, so narrow and unsigned types wrap at the end
     wide = base if base in ("int32", "int64") else "int64"
     x = number(write, first if wide == base else write.cast(first, wide), wide)
     y = number(write, write.cast(second, "int64"), "int64")
     parity = y("BitwiseAnd", 1)
-    # 0, 1 and -1 have powers beyond; of theirs only whether the exponent is odd counts
+    # larger exponents matter for 0, 1 and -1 only, where parity decides
     rest = y.choose(y > 62, parity + 62, y)
     result, square, bits = x.of(1), x, 6
     value = write.graph.constants.get(write.node.inputs[1])
@@ -49,7 +49,7 @@ def _power(write: Expression) -> None:
 
 
 def _shift(write: Expression) -> None:
-    """Write BitShift: by negative and large amounts, nothing but the sign is left."""
+    """Write BitShift; negative and large amounts leave only the sign."""
     dtype = write.type().dtype
     bits = 8 * np.dtype(dtype).itemsize
     direction = write.node.attrs["direction"]
@@ -68,7 +68,7 @@ def _shift(write: Expression) -> None:
 
 
 def _modulo(write: Expression) -> None:
-    """Write Mod of floats with the divisor's sign by the one with the dividend's."""
+    """Write Mod of floats, whose result has the divisor's sign, by one with the dividend's sign."""
     dtype = write.type().dtype
     if write.node.attrs.get("fmod") or _whole(dtype):
         return
@@ -80,7 +80,7 @@ def _modulo(write: Expression) -> None:
 
 
 def _equal(write: Expression) -> None:
-    """Write Equal of bools by Xor: TVM compares vectors of bits as if they were floats."""
+    """Write Equal of bools by Xor, because TVM compares vectors of bits as if they were floats."""
     if write.type().dtype == "bool":
         write.give(write("Not", write("Xor", *write.node.inputs)), 0)
 
@@ -150,7 +150,7 @@ def _determinant(write: Expression) -> None:
 
 
 def _elu(write: Expression) -> None:
-    """Write Elu of half floats in float32: TVM's importer knows no other."""
+    """Write Elu of half-precision floats in float32; TVM's importer supports no other type."""
     dtype = write.type().dtype
     if dtype != "float32":
         wide = write.as_is("Elu", write.cast(write.node.inputs[0], "float32"), **write.node.attrs)
@@ -158,14 +158,14 @@ def _elu(write: Expression) -> None:
 
 
 def _batch_norm(write: Expression) -> None:
-    """Write BatchNormalization with parameters that are computed."""
+    """Write BatchNormalization with computed parameters."""
     x, *parameters = write.node.inputs
     if all(name in write.graph.constants for name in parameters):
         return
     kinds = [write.graph.types[name] for name in parameters]
     rank, dtype = len(write.type().shape), write.type().dtype
     if rank < 2 or any(len(kind.shape) != 1 for kind in kinds):
-        return  # the check of its shapes has the message
+        return  # its shape check reports the error
 
     def column(k: int) -> Number:
         name = parameters[k] if kinds[k].dtype == dtype else write.cast(parameters[k], dtype)
@@ -189,4 +189,4 @@ EXPANSIONS = {
     "Mod": _modulo,
     "Pow": _power,
 }
-"""How each operator is written."""
+"""Rewrite rules, by operator."""

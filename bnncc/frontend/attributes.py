@@ -1,9 +1,8 @@
-"""Refuse attributes that nothing here implements, by name.
+"""Reject attributes that are not implemented, by name.
 
-ONNX's schemas grow: an operator gets an attribute in a new opset, and code that does not know it
-would compute what the operator did before. So each attribute is listed here, with the operator in
-its newest form, when code and tests for it exist, and all others are refused unless they hold their
-default.
+ONNX's schemas grow: a new opset adds an attribute to an operator, and code that ignores it would
+compute the old semantics. So the implemented attributes of each operator, in its newest form, are
+listed here. All others are rejected unless they have their default value.
 """
 
 from __future__ import annotations
@@ -109,20 +108,20 @@ IMPLEMENTED: dict[str, tuple[str, ...]] = {
         )
     },
 }
-"""Attributes of each operator that are implemented. Function operators (`functions.has_body`) have
-all of theirs, by ONNX's own definition."""
+"""Implemented attributes of each operator. For function operators (`functions.has_body`) these are
+all attributes, by ONNX's definition."""
 
 NO_EFFECT = {("BatchNormalization", "momentum"), ("Dropout", "seed"), ("TopK", "sorted")}
-"""Attributes that make no difference to inference; results of TopK may be sorted in any case."""
+"""Attributes without effect on inference; the results of TopK may always be sorted."""
 
 
 def check_attributes(node: Node) -> None:
-    """Refuse a node with an attribute that is neither implemented nor at its default.
+    """Reject a node with an attribute that is neither implemented nor at its default value.
 
     Parameters
     ----------
     node : Node
-        In the newest form; attributes that no schema knows are dropped if they are annotations.
+        In the newest form. Attributes that are in no schema are dropped if they are annotations.
 
     Raises
     ------

@@ -2,9 +2,9 @@
 
     QConvolution(x, w)    ->  s = sign(x); p = Pad(s, +1); d = Conv(p, sign(w)); y = (d + n) / 2
 
-with n products to a sum, sign(0) = +1, and a bias added afterwards. A layer with more bits
-quantizes its data and weights as DoReFa-Net does, but with C's ``roundf``, which rounds halves away
-from 0; its result stays the plain sum.
+with n products per sum, sign(0) = +1, and the bias added afterwards. A layer with more bits
+quantizes data and weights as in DoReFa-Net, but with C's ``roundf``, which rounds halves away from
+0; its result remains the plain sum.
 
 References
 ----------
@@ -26,13 +26,13 @@ from bnncc.frontend.mxnet_build import Array, Builder
 from bnncc.frontend.mxnet_symbol import SymbolNode
 
 FULL = 32
-"""Bits of what is not quantized."""
+"""Bit width of tensors that are not quantized."""
 
 QONNX = "qonnx.custom_op.general"
-"""Domain of the one operator that rounds halves away from 0, which ONNX has none for."""
+"""Domain of the only operator that rounds halves away from 0; ONNX has none."""
 
 _ROUND = {"scale": 1.0, "zero": 0.0}
-"""What it is told so that it does nothing else."""
+"""Attributes with which it only rounds."""
 
 
 def sign(b: Builder, x: str, out: str) -> str:
@@ -80,7 +80,7 @@ def quantized_weight(weight: Array, bits: int, where: str) -> Array:
     weight : ndarray of float
         As trained.
     bits : int
-        1 gives signs, `FULL` the weights themselves.
+        1 gives signs; `FULL` gives the weights themselves.
     where : str
         The layer, for messages.
 
@@ -92,7 +92,7 @@ def quantized_weight(weight: Array, bits: int, where: str) -> Array:
     Raises
     ------
     ModelError
-        If all weights are 0, which have no such form.
+        If all weights are 0, which cannot be scaled.
     """
     weight = weight.astype(np.float32)
     if bits == FULL:
@@ -114,17 +114,17 @@ def _steps(bits: int) -> np.float32:
 
 
 def unpacked(weight: Array, filters: int, by_word: bool, where: str) -> Array:
-    """Return the signs that packed weights hold.
+    """Unpack the signs from packed weights.
 
     Parameters
     ----------
     weight : ndarray of float32 or float64
-        Its bytes are words of 32 or 64 bits, least significant bit first; bit 1 is +1.
+        Its bytes are words of 32 or 64 bits, least significant bit first; bit 1 means +1.
     filters : int
         Output channels.
     by_word : bool
-        Whether word after word holds all filters, as in fully connected layers, or filter after
-        filter all words.
+        Whether words of all filters are interleaved, as in fully connected layers, or each filter
+        is contiguous.
     where : str
         The layer, for messages.
 
@@ -136,7 +136,7 @@ def unpacked(weight: Array, filters: int, by_word: bool, where: str) -> Array:
     Raises
     ------
     ModelError
-        If the file holds other numbers than words are stored as.
+        If the type of the stored numbers is not that of words.
     ShapeError
         If the words cannot be divided among the filters.
     """
@@ -158,7 +158,7 @@ def unpacked(weight: Array, filters: int, by_word: bool, where: str) -> Array:
 
 
 def activation(b: Builder, node: SymbolNode, inputs: Sequence[str]) -> list[str]:
-    """Add a QActivation; one that acts on gradients only is nothing."""
+    """Add a QActivation; one that only affects gradients is omitted."""
     bits = _bits(node, "act_bit")
     if node.attrs.flag("backward_only", False):
         bits = FULL
@@ -180,7 +180,7 @@ def convolution(b: Builder, node: SymbolNode, inputs: Sequence[str]) -> list[str
     a.text("layout", "None", ("None", "NCHW", "NCW"))
     scaling = a.text("scaling_mode", "none", ("none", "forward", "backward", "None"))
     weight, act_bits, weight_bits = _quantized(b, node, inputs, filters, by_word=False)
-    if weight.ndim == 2:  # was packed
+    if weight.ndim == 2:  # packed
         if groups > 1:
             raise UnsupportedOp(f"{where}: packed weights in {groups} groups")
         taps = math.prod(kernel)
@@ -197,7 +197,7 @@ def convolution(b: Builder, node: SymbolNode, inputs: Sequence[str]) -> list[str
     data = quantize(b, inputs[0], act_bits, f"{node.name}.data")
     if act_bits > 1:
         window["pads"] = (*pad, *pad)
-    elif any(pad):  # zeros are padded before the sign is taken
+    elif any(pad):  # zeros are padded before the sign
         fill = b.constant(1.0, f"{node.name}.pad_value")
         sizes = b.constant([0, 0, *pad, 0, 0, *pad], f"{node.name}.pads", np.int64)
         data = b.add("Pad", [data, sizes, fill], f"{node.name}.padded", mode="constant")
@@ -227,7 +227,7 @@ def fully_connected(b: Builder, node: SymbolNode, inputs: Sequence[str]) -> list
 def _quantized(
     b: Builder, node: SymbolNode, inputs: Sequence[str], filters: int, *, by_word: bool
 ) -> tuple[Array, int, int]:
-    """Return the weights that a layer multiplies with, and the bits of data and weights."""
+    """Return the effective weights of a layer, and the bit widths of data and weights."""
     act_bits, weight_bits = _bits(node, "act_bit"), _bits(node, "weight_bit")
     stored = b.param(inputs[1], node.where)
     if node.attrs.flag("binarized_weights_only", False):

@@ -1,10 +1,10 @@
-"""Read the operators on channels-last images that QONNX and FINN lower convolutions to.
+"""Read the channels-last operators to which QONNX and FINN lower convolutions.
 
     MaxPoolNHWC(x), channels_last.Conv(x, w)    ->  Transposes, MaxPool or Conv, Transpose
     Im2Col(x)                                   ->  Transpose, Pad, Slices, Concat, Transpose
     MatMul(Im2Col(x), W)                        ->  Transpose, Pad, Conv, Transpose
 
-Most transposes vanish in `bnncc.transform.layout`.
+Most transposes are removed in `bnncc.transform.layout`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_TAPS = 1024
 
 
 FIRST, LAST = [0, 3, 1, 2], [0, 2, 3, 1]
-"""Transposes of images to channels first, and back."""
+"""Permutations from channels-last to channels-first, and back."""
 
 
 def _turned(write: Expression) -> str:
@@ -35,7 +35,7 @@ def _turned(write: Expression) -> str:
         )
     first, last = [0, rank - 1, *range(1, rank - 1)], [0, *range(2, rank), 1]
     op, inputs = node.op.removesuffix("NHWC"), list(node.inputs)
-    for k in range(2 if op == "Conv" else 1):  # filters lie as images do
+    for k in range(2 if op == "Conv" else 1):  # filters have the same layout as images
         inputs[k] = write("Transpose", inputs[k], perm=first)
     return write("Transpose", write(op, *inputs, covers=node.covers, **node.attrs), perm=last)
 
@@ -49,12 +49,12 @@ def _pair(node: Node, key: str, default: int) -> tuple[int, int]:
 
 
 def window(node: Node) -> dict[str, Any]:
-    """Return the attributes of the convolution that an Im2Col belongs to.
+    """Return the attributes of the convolution that an Im2Col is part of.
 
     Raises
     ------
     ShapeError
-        If they make no sense.
+        If they are invalid.
     """
     pads = node.attrs.get("pad_amount", 0)
     pads = [pads] * 4 if isinstance(pads, int) else list(pads)
@@ -71,18 +71,18 @@ def window(node: Node) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Columns:
-    """What an Im2Col makes columns of."""
+    """The source of an Im2Col's columns."""
 
     image: str
-    """Padded, channels first."""
+    """The padded image, channels first."""
     window: dict[str, Any]
-    """Attributes of a Conv on it."""
+    """Attributes of a Conv on the image."""
     channels: int
-    """Of the image."""
+    """Channels of the image."""
 
 
 def im2col(write: Expression) -> tuple[str, Columns]:
-    """Write an Im2Col; return the result, and what it makes columns of."""
+    """Write an Im2Col; return its result and its source."""
     node, shape, where = write.node, write.type().shape, write.where
     attrs = window(node)
     kernel, strides, dilations = (attrs[k] for k in ("kernel_shape", "strides", "dilations"))
@@ -115,19 +115,19 @@ def im2col(write: Expression) -> tuple[str, Columns]:
 
 
 def convolution(write: Expression, found: Columns) -> str:
-    """Write a convolution in place of a MatMul of columns with constant weights.
+    """Replace a MatMul of columns and constant weights by a convolution.
 
     Parameters
     ----------
     write : Expression
-        Of a MatMul, or of an XnorPopcountMatMul without its domain.
+        For a MatMul, or an XnorPopcountMatMul without its domain.
     found : Columns
-        Of its first input.
+        Source of its first input.
 
     Returns
     -------
     str
-        The result; nothing if it is none.
+        The result, or "" if it is not a convolution.
     """
     weight = write.graph.constants.get(write.node.inputs[1])
     taps = math.prod(found.window["kernel_shape"])
@@ -143,12 +143,12 @@ def convolution(write: Expression, found: Columns) -> str:
 
 
 def bipolar(write: Expression, x: str) -> str:
-    """Return bits as signs."""
+    """Convert bits to signs."""
     return write("Sub", write("Mul", x, write.constant(2)), write.constant(1))
 
 
 def matches(write: Expression, dot: str, depth: int) -> str:
-    """Return how many of `depth` signs are the same, from their product."""
+    """Return how many of `depth` signs agree, given their dot product."""
     return write("Mul", write("Add", dot, write.constant(depth)), write.constant(0.5))
 
 
@@ -158,4 +158,4 @@ OPERATORS: dict[str, Reader] = {
     "MaxPool": _turned,
     "MaxPoolNHWC": _turned,
 }
-"""How each operator but Im2Col is read."""
+"""Readers of operators other than Im2Col."""

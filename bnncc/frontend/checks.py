@@ -1,4 +1,4 @@
-"""Refuse damaged, hostile and unsupported ONNX files before anything is allocated for them.
+"""Reject damaged, hostile and unsupported ONNX files before memory is allocated for them.
 
 onnx.checker accepts much that is broken (zero groups, 2**40-sized inputs, string tensors) and
 refuses some real files (no opset import of a custom domain), so the checks are made here.
@@ -34,7 +34,7 @@ DTYPES = {
         *("INT4", "UINT4", "INT2", "UINT2", "FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2"),
         *("FLOAT8E5M2FNUZ", "FLOAT4E2M1", "FLOAT8E8M0"),
     )
-    if hasattr(TensorProto, name)  # two bits came with onnx 1.20
+    if hasattr(TensorProto, name)  # 2-bit types are new in onnx 1.20
 }
 _PER_BYTE = {
     getattr(TensorProto, name): per_byte
@@ -43,7 +43,7 @@ _PER_BYTE = {
     )
     if hasattr(TensorProto, name)
 }
-"""Elements in a byte of the types that are packed."""
+"""Elements per byte of packed types."""
 _LIST_LENGTH = 250
 _DATA_FIELDS = (
     *("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data"),
@@ -58,7 +58,7 @@ INFINITE_OK = {
 }
 """Operators that may read an infinite constant."""
 MASKS = {"Add"}
-"""Operators that may read a constant of negative infinities, as masks in front of a softmax do."""
+"""Operators that may read a constant containing -inf, as masks before a softmax do."""
 CARRY = {
     *(
         "Abs",
@@ -75,9 +75,9 @@ CARRY = {
     ),
     *("Reshape", "Slice", "Split", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"),
 }
-"""Operators that are computed as IEEE says, so that NaN and infinities go through them."""
+"""Operators that propagate NaN and infinities as IEEE arithmetic does."""
 ASK_FINITE = {"IsInf", "IsNaN"}
-"""Operators behind which there is neither."""
+"""Operators whose results are always finite."""
 
 
 def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
@@ -117,7 +117,7 @@ def opsets(model: onnx.ModelProto) -> dict[str, int]:
     Raises
     ------
     ModelError
-        If the model has no graph, or its versions are not ones bnncc knows.
+        If the model has no graph, or its versions are not supported.
     """
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise ModelError("not an ONNX model: the file has no graph")
@@ -148,12 +148,12 @@ def op_name(node: onnx.NodeProto) -> str:
 
 
 def check_names(graph: onnx.GraphProto, nodes: Sequence[Node]) -> None:
-    """Check that every tensor is defined once, and that what is read is defined.
+    """Check that every tensor is defined exactly once, and before it is read.
 
     Raises
     ------
     ModelError
-        Naming the node or tensor.
+        Names the node or tensor.
     """
     if not graph.input:
         raise ModelError("the graph has no inputs")
@@ -197,14 +197,14 @@ def check_names(graph: onnx.GraphProto, nodes: Sequence[Node]) -> None:
 
 
 def refuse_unknown(places: Sequence[str], hint: str | None = None) -> NoReturn:
-    """Refuse nodes whose operators are not known, by the names of as many as a line holds.
+    """Raise an error that lists nodes with unsupported operators, as many as fit on a line.
 
     Raises
     ------
     UnsupportedOp
         Always.
     """
-    shown = places[0][:_LIST_LENGTH]  # an operator's name may be of any length
+    shown = places[0][:_LIST_LENGTH]  # names of operators can be arbitrarily long
     for k, text in enumerate(places[1:], 1):
         if len(shown) + len(text) > _LIST_LENGTH:
             shown += f" and {len(places) - k} more"
@@ -217,12 +217,12 @@ def refuse_unknown(places: Sequence[str], hint: str | None = None) -> NoReturn:
 
 
 def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
-    """Check dtype, shape and the amount of inline data of a stored tensor.
+    """Check dtype, shape and the size of inline data of a stored tensor.
 
     Raises
     ------
     ModelError
-        If the data does not fit the shape, or the dtype is not supported.
+        If data and shape are inconsistent, or the dtype is not supported.
     """
     if tensor.data_type not in DTYPES:
         names = {v: k for k, v in TensorProto.DataType.items()}
@@ -264,12 +264,12 @@ def check_operators(nodes: Sequence[tuple[onnx.NodeProto, str, Mapping[str, int]
     Parameters
     ----------
     nodes : sequence of (NodeProto, str, mapping)
-        Node, name for messages, and the opsets it was written for.
+        Node, name for messages, and the opsets that it was written for.
 
     Raises
     ------
     UnsupportedOp
-        Listing every node whose operator is unknown or refused.
+        Lists every node whose operator is unknown or rejected.
     ModelError
         If inputs or attributes do not fit the schema.
     """
@@ -305,22 +305,22 @@ def check_operators(nodes: Sequence[tuple[onnx.NodeProto, str, Mapping[str, int]
 
 
 def check_finite(graph: Graph, *, infinities: bool) -> None:
-    """Refuse constants that hold NaN, or infinity, but where arithmetic alone carries them.
+    """Reject constants that contain NaN or infinity, except where arithmetic propagates them.
 
-    What they may reach is NaN for finite inputs, and no bit, level or integer sum can hold that.
+    They could produce NaN for finite inputs, which bits, levels and integer sums cannot represent.
 
     Parameters
     ----------
     graph : Graph
         Its constants are read.
     infinities : bool
-        Whether to look for infinities, and at what constants reach, as well; before folding they
-        may still go away.
+        Whether to check for infinities too, also in results computed from constants; before
+        folding, they may still disappear.
 
     Raises
     ------
     ModelError
-        Naming the node that reads the constant, or what is computed with it.
+        Names the node that reads the constant, or a value computed from it.
     """
     state: dict[str, str] = {}
     reached: dict[str, str] = {}
@@ -339,7 +339,7 @@ def check_finite(graph: Graph, *, infinities: bool) -> None:
                 holds = f"constant `{name}` holds {found}"
         if not holds or node.op in ASK_FINITE:
             continue
-        twice = sum(name in reached for name in node.inputs) > 1  # it might be cancelled
+        twice = sum(name in reached for name in node.inputs) > 1  # infinities might cancel
         if node.op not in CARRY or (twice and node.op in ("Add", "Sub")):
             raise ModelError(f"{node.where}: {holds}, finite numbers are wanted")
         if infinities:
@@ -348,7 +348,7 @@ def check_finite(graph: Graph, *, infinities: bool) -> None:
 
 
 def _not_finite(value: np.ndarray) -> str:
-    """Return what kind of value that is not finite an array holds; empty for none."""
+    """Return the kind of non-finite value that an array contains, or ""."""
     if np.isfinite(value).all():
         return ""
     if np.isnan(value).any():
@@ -357,24 +357,24 @@ def _not_finite(value: np.ndarray) -> str:
 
 
 MIN_OPSET = 7
-"""Oldest opset that is read whole; of older ones, operators that have not changed since."""
+"""Oldest opset that is fully supported; of older ones, operators that have not changed since."""
 MAX_OPSET = onnx.defs.onnx_opset_version()
 
 
 def check_age(node: onnx.NodeProto, name: str, schema: onnx.defs.OpSchema, version: int) -> None:
-    """Refuse the form of an operator that opset 7 changed.
+    """Reject operators in a form that opset 7 changed.
 
     Parameters
     ----------
     schema : onnx.defs.OpSchema
-        Of its operator in the opset `version`.
+        Schema of the operator in opset `version`.
     version : int
-        What the file imports.
+        Opset that the file imports.
 
     Raises
     ------
     UnsupportedOp
-        If it has another form since.
+        If the form has changed since.
     """
     if version >= MIN_OPSET:
         return
@@ -393,7 +393,7 @@ def check_schema(node: onnx.NodeProto, name: str, schema: onnx.defs.OpSchema) ->
     Raises
     ------
     ModelError
-        If something is missing, too much, or of another type.
+        If something is missing, superfluous, or of another type.
     UnsupportedOp
         If the operator is deprecated.
     """

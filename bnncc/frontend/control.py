@@ -1,11 +1,11 @@
-"""Control flow whose way is known: branches and loops become the nodes that run.
+"""Control flow that can be resolved at compile time.
 
     If, constant condition   ->  the branch
     If                       ->  both branches, and Where
-    Loop, Scan               ->  the body, once for each iteration
+    Loop, Scan               ->  the body, once per iteration
 
-A file of fixed shapes has a known number of iterations nearly always; one that depends on data is
-refused.
+With static shapes, the number of iterations is nearly always known. If it depends on data, the
+model is rejected.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _NEWEST: Versions = {"": OPSET}
 
 
 class Reader(Protocol):
-    """What rules need of `bnncc.frontend.reader.Reader`, which calls them."""
+    """Interface of `bnncc.frontend.reader.Reader` that the rules use."""
 
     graph: Graph
 
     def read(self, node: Node, versions: Versions) -> None:
-        """Add one node, written for the opsets `versions`."""
+        """Add a node that was written for the opsets `versions`."""
 
     def subgraph(
         self, body: onnx.GraphProto, inputs: Sequence[str], versions: Versions, node: Node
@@ -39,11 +39,11 @@ class Reader(Protocol):
         """Add the nodes of a subgraph and return the names of its outputs."""
 
     def unfolds(self, node: Node, body: onnx.GraphProto, times: int) -> None:
-        """Refuse at once what many iterations will be too large for."""
+        """Raise an error if that many iterations would give too many nodes."""
 
 
 def _formal(node: Node) -> list[str]:
-    """Return the inputs of a node without what only its subgraphs read."""
+    """Return the inputs of a node, without those that only its subgraphs read."""
     inputs = node.inputs[: node.attrs["inputs"]]
     while inputs and not inputs[-1]:
         inputs.pop()
@@ -115,7 +115,7 @@ def _loop(node: Node, versions: Versions, reader: Reader) -> None:
 
 
 def _never_stops(body: onnx.GraphProto) -> bool:
-    """Whether the condition that a Loop's body gives is the one that it is given."""
+    """Whether a Loop's body returns the condition unchanged."""
     same = {body.input[1].name}
     for node in body.node:
         if node.op_type == "Identity" and node.input[0] in same:
@@ -124,7 +124,7 @@ def _never_stops(body: onnx.GraphProto) -> bool:
 
 
 def _known(name: str, reader: Reader, where: str) -> np.ndarray | None:
-    """Return the constant `name`, or None if it is left out."""
+    """Return the constant `name`, or None if the input is absent."""
     if not name:
         return None
     value = reader.graph.constants.get(name)
@@ -198,4 +198,4 @@ RULES: dict[str, Callable[[Node, Versions, Reader], None]] = {
     "Loop": _loop,
     "Scan": _scan,
 }
-"""How each operator with subgraphs is read."""
+"""Readers of operators with subgraphs."""

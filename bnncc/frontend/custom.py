@@ -1,4 +1,4 @@
-"""Operators that are not ONNX's own: which are known, in which domains, and their attributes."""
+"""Supported operators outside ONNX's own domain, with their attributes."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _INT, _INTS = AttributeProto.INT, AttributeProto.INTS
 _FLOAT, _STRING = AttributeProto.FLOAT, AttributeProto.STRING
 
 QONNX = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
-"""Three names of one domain: today's, the one Brevitas wrote first, and FINN's."""
+"""Three names of one domain: the current one, the first one of Brevitas, and FINN's."""
 CHANNELS_LAST = ("qonnx.custom_op.channels_last",)
 MAX_VERSIONS = {**dict.fromkeys(QONNX, 2), **dict.fromkeys(CHANNELS_LAST, MAX_OPSET)}
-"""Operators on channels-last images are imported in the version of ONNX's own."""
+"""Operators on channels-last images have the version of the ONNX operator."""
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What an operator takes."""
+    """Inputs and attributes of an operator."""
 
     inputs: tuple[int, ...]
-    """The numbers of inputs it may have."""
+    """Allowed numbers of inputs."""
     required: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     optional: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """`required`, `optional`: by attribute, the types it may have in the file."""
+    """`required`, `optional`: by attribute, the types allowed in the file."""
 
 
 _MODE = {"rounding_mode": (_STRING,)}
@@ -104,11 +104,11 @@ _SCHEMAS = {
 
 
 PRODUCTS = ("MatMul", "XnorPopcountMatMul")
-"""Operators that make a convolution of the columns of an Im2Col."""
+"""Operators that form a convolution with the columns of an Im2Col."""
 
 
 def known(op: str) -> bool:
-    """Whether ``domain::Op`` can be read."""
+    """Whether ``domain::Op`` is supported."""
     return op in _SCHEMAS
 
 
@@ -118,16 +118,16 @@ def check(node: onnx.NodeProto, name: str, version: int) -> None:
     Parameters
     ----------
     node : NodeProto
-        Of a `known` operator.
+        With a `known` operator.
     name : str
-        For messages.
+        Name for messages.
     version : int
-        Of its domain; real files often lack the import, which is version 1 then.
+        Version of its domain; files often lack the import, which then means version 1.
 
     Raises
     ------
     ModelError
-        If inputs, outputs or attributes do not fit.
+        If inputs, outputs or attributes are invalid.
     """
     where = f"{node.op_type} `{name}`"
     schema = _SCHEMAS[f"{node.domain}::{node.op_type}"]
@@ -157,22 +157,22 @@ def check(node: onnx.NodeProto, name: str, version: int) -> None:
 def read(
     node: Node, graph: Graph, lowered: MutableMapping[str, channels_last.Columns]
 ) -> list[Node]:
-    """Return nodes of ONNX, or internal ones, in place of `node`.
+    """Return ONNX or internal nodes that replace `node`.
 
     Parameters
     ----------
     node : Node
-        Of a `known` operator, or a MatMul of columns in `lowered`.
+        With a `known` operator, or a MatMul of columns in `lowered`.
     graph : Graph
-        What comes before.
+        The graph before the node.
     lowered : mapping of str to Columns
-        By result of an Im2Col, what it is made of; added to.
+        By result of an Im2Col, its source; extended.
 
     Raises
     ------
     ModelError
-        If the parameters of a quantizer make no sense; `UnsupportedOp` if they are computed at run
-        time, `ShapeError` if sizes do not fit.
+        If parameters of a quantizer are invalid; `UnsupportedOp` if they are computed at run
+        time, `ShapeError` if sizes are inconsistent.
     """
     domain, _, op = node.op.rpartition("::")
     plain = Node(op, node.inputs, node.outputs, node.attrs, node.name, node.covers)

@@ -1,4 +1,4 @@
-"""Operators that are written as several simpler ones."""
+"""Decomposition of operators into simpler ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bnncc.ir.graph import Graph, Node
 from bnncc.ir.pieces import Expression
 
 Expansion = Callable[[Expression], None]
-"""Writes nodes, or none where the node is to stay as it is."""
+"""Writes the replacement, or nothing to keep the node."""
 
 _TABLE: dict[str, Expansion] = {
     **arithmetic.EXPANSIONS,
@@ -31,21 +31,21 @@ _TABLE: dict[str, Expansion] = {
 
 
 def expand(node: Node, graph: Graph) -> Expression | None:
-    """Return what computes `node`, or None if it stays as it is.
+    """Return the decomposition of `node`, or None to keep it.
 
     Parameters
     ----------
     node : Node
-        In the newest opset's form.
+        In the form of the newest opset.
     graph : Graph
-        Types of its inputs; gets constants.
+        Has the types of its inputs; receives constants.
 
     Raises
     ------
     UnsupportedOp
-        If its attributes or sizes have no such form.
+        If its attributes or sizes cannot be decomposed.
     ShapeError
-        If shapes do not fit.
+        If shapes are inconsistent.
     """
     rule = _TABLE.get(node.op)
     if rule is None:

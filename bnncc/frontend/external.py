@@ -1,4 +1,4 @@
-"""Read tensors, also those whose bytes lie in a file beside the model."""
+"""Read stored tensors, including external data in files next to the model."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from bnncc.ir.graph import elements
 
 
 def to_array(tensor: onnx.TensorProto, folder: Path | None, where: str) -> np.ndarray[Any, Any]:
-    """Return the value of a stored tensor after checking it.
+    """Return the value of a stored tensor, after checks.
 
     Parameters
     ----------
     tensor : onnx.TensorProto
         Inline or external.
     folder : Path or None
-        The model's folder, which external files may not leave; None if the model is not a file.
+        The model's folder, which external files must not leave; None if the model is not a file.
     where : str
-        What to call the tensor in messages.
+        Description of the tensor for messages.
 
     Returns
     -------
     ndarray
-        Read-only where it shares memory with the model.
+        Read-only if it shares memory with the model.
 
     Raises
     ------
@@ -50,8 +50,8 @@ def to_array(tensor: onnx.TensorProto, folder: Path | None, where: str) -> np.nd
 
 
 def locations(path: Path) -> set[str]:
-    """Return the names of the external files that an ONNX file refers to, as it spells them."""
-    # An entry is stored as key (1) "location" and value (2): no need to parse the whole model.
+    """Return the names of the external files that an ONNX file refers to, as written there."""
+    # An entry is stored as key (1) "location" and value (2), so the model need not be parsed.
     data = path.read_bytes()
     found = set()
     for match in re.finditer(rb"\x0a\x08location\x12([\x80-\xff]?[\x00-\x7f])", data):

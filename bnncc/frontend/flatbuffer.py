@@ -1,7 +1,7 @@
 """Read FlatBuffers and FlexBuffers, checking every offset before it is followed.
 
-A FlatBuffer [1]_ is read where it lies, by offsets that the file itself holds. Nothing here trusts
-one: whatever leads outside of the file is a `ModelError` that says where.
+A FlatBuffer [1]_ is read in place, by offsets stored in the file. These are not trusted: an offset
+that leads outside the file raises a `ModelError` with its position.
 
 References
 ----------
@@ -18,9 +18,9 @@ import numpy as np
 from bnncc.errors import ModelError
 
 MAX_TABLES = 1 << 20
-"""Most tables in one vector."""
+"""Maximum number of tables per vector."""
 MAX_TEXT = 1 << 16
-"""Most bytes in one string."""
+"""Maximum string length in bytes."""
 
 _FORMATS = {
     "bool": "<?", "int8": "<b", "uint8": "<B", "int16": "<h", "uint16": "<H", "int32": "<i",
@@ -36,12 +36,12 @@ class Table:
     data : bytes
         The whole file.
     position : int
-        Where the table begins.
+        Position of the table.
 
     Raises
     ------
     ModelError
-        If it does not lie in the file, or its list of fields does not.
+        If the table or its list of fields is not inside the file.
     """
 
     def __init__(self, data: bytes, position: int) -> None:
@@ -55,23 +55,23 @@ class Table:
 
     @classmethod
     def root(cls, data: bytes) -> Table:
-        """Return the table a file begins with."""
+        """Return the root table of a file."""
         return cls(data, int(_read(data, 0, "uint32")))
 
     def _at(self, slot: int) -> int:
-        """Return where a field lies, or 0 if it is absent."""
+        """Return the position of a field, or 0 if it is absent."""
         if slot >= self._count:
             return 0
         offset = int(_read(self._data, self._fields + 4 + 2 * slot, "uint16"))
         return self._start + offset if offset else 0
 
     def _target(self, slot: int) -> int:
-        """Return where a field's offset leads, or 0 if it is absent."""
+        """Return the target of a field's offset, or 0 if it is absent."""
         at = self._at(slot)
         return at + int(_read(self._data, at, "uint32")) if at else 0
 
     def has(self, slot: int) -> bool:
-        """Whether a field is there."""
+        """Whether a field is present."""
         return bool(self._at(slot))
 
     def scalar(self, slot: int, kind: str, default: Any = 0) -> Any:
@@ -85,7 +85,7 @@ class Table:
         return Table(self._data, at) if at else None
 
     def text(self, slot: int) -> str:
-        """Return a string; what is not UTF-8 in it is replaced."""
+        """Return a string; invalid UTF-8 is replaced."""
         at = self._target(slot)
         if not at:
             return ""
@@ -110,7 +110,7 @@ class Table:
         return np.frombuffer(self._data, kind, count, at if count else 0)
 
     def _vector(self, slot: int, size: int) -> tuple[int, int]:
-        """Return where the elements of a vector begin, and how many there are."""
+        """Return the position of a vector's first element, and the number of elements."""
         at = self._target(slot)
         if not at:
             return 0, 0
@@ -120,12 +120,12 @@ class Table:
 
 
 def flex_map(data: bytes) -> dict[str, int | float | bool]:
-    """Return a FlexBuffer that is a map of names to plain numbers.
+    """Parse a FlexBuffer that maps names to numbers.
 
     Raises
     ------
     ModelError
-        If it is damaged, or holds something else.
+        If it is damaged, or contains anything else.
     """
     if len(data) < 3:
         raise ModelError(f"its options are {len(data)} bytes, a FlexBuffer map is wanted")

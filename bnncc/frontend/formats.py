@@ -1,4 +1,4 @@
-"""Which reader a model file is for; whatever it is, what comes out is ONNX."""
+"""Selection of the reader for a model file; all formats are converted to ONNX."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from bnncc.frontend.onnx import read_model
 from bnncc.ir.graph import Dim
 
 Model: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
-"""What has been read, or will be; a torch.export.ExportedProgram is one too."""
+"""A model of any supported format; may also be a torch.export.ExportedProgram."""
 
 
 def captured(model: Any, example_inputs: Any, dynamic_shapes: Any) -> Model:
-    """Return a PyTorch module as ONNX, and everything else as it is.
+    """Convert a PyTorch module to ONNX; return other models unchanged.
 
     Parameters
     ----------
     model : Model or torch.nn.Module
         The network.
     example_inputs, dynamic_shapes
-        What ``torch.export.export`` wants to know of a module, or None.
+        Arguments of ``torch.export.export`` for a module, or None.
 
     Raises
     ------
     UsageError
-        If there are example inputs, and no module that they could be for.
+        If there are example inputs for a model that is not a module.
     """
     if pytorch.is_torch(model):
         return pytorch.read_module(model, example_inputs, dynamic_shapes)
@@ -53,14 +53,14 @@ def as_onnx(
     params: str | os.PathLike[str] | None = None,
     input_shapes: Mapping[str, Sequence[Dim]] | None = None,
 ) -> Model:
-    """Return a model as `bnncc.frontend.onnx.load` takes it.
+    """Convert a model to the form that `bnncc.frontend.onnx.load` takes.
 
     Parameters
     ----------
     model : path, onnx.ModelProto or torch.export.ExportedProgram
         Of any format: ONNX, PyTorch's ``.pt2``, TensorFlow Lite, or MXNet's ``-symbol.json``.
     params : path, optional
-        Where MXNet's parameters are, if not beside the network; or a ``.safetensors`` file, or the
+        MXNet's parameters, if they are not next to the network; or a ``.safetensors`` file, or the
         index of several, whose tensors replace the model's by name.
     input_shapes : mapping of str to sequence of int or str, optional
         Shapes of inputs, which some formats lack.
@@ -68,12 +68,12 @@ def as_onnx(
     Returns
     -------
     path or onnx.ModelProto
-        ONNX, as it was given or converted.
+        ONNX, as given or converted.
 
     Raises
     ------
     UsageError
-        If parameters are given in another format.
+        If `params` is given for another format.
     """
     path = None
     if not isinstance(model, onnx.ModelProto) and not pytorch.is_torch(model):
@@ -94,17 +94,17 @@ def as_onnx(
     if params is None:
         return found
     if not isinstance(found, onnx.ModelProto):
-        checks.read(Path(found))  # which says what is wrong with it
+        checks.read(Path(found))  # reports what is wrong with it
     return safetensors.with_weights(read_model(found), Path(params))
 
 
 def companions(path: Path) -> list[tuple[str, Path]]:
-    """Return the files that a model is read from besides its own, with what they are.
+    """Return the other files from which a model is read, with descriptions.
 
     Raises
     ------
     UsageError
-        If it is a network of MXNet, and it is not clear which file has its parameters.
+        If it is an MXNet network whose parameter file is ambiguous.
     """
     if mxnet.is_symbol(path):
         return [("parameter file", mxnet.beside(path))]
@@ -112,4 +112,4 @@ def companions(path: Path) -> list[tuple[str, Path]]:
 
 
 _READERS = ((pytorch.is_pt2, pytorch.read), (tflite.is_tflite, tflite.read))
-"""By content: whether a file is a reader's, and the reader."""
+"""Readers, each with a test of a file's content."""

@@ -1,4 +1,4 @@
-"""Formulas: operators of Python that write nodes of ONNX."""
+"""Formulas: Python operators that write ONNX nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bnncc.ir.pieces import Expression
 
 
 def _operator(op: str, *, turned: bool = False) -> Callable[[Number, Any], Number]:
-    """Return the method of an operator; `turned` has the other operand first."""
+    """Return the method for an operator; if `turned`, the other operand comes first."""
 
     def method(self: Number, other: Any) -> Number:
         return self._made(op, other, self) if turned else self._made(op, self, other)
@@ -27,7 +27,7 @@ def _comparison(op: str) -> Callable[[Number, Any], Number]:
 
 @dataclass(frozen=True, eq=False)
 class Number:
-    """A tensor in a formula; what it is combined with is of its type, or a number.
+    """A tensor in a formula; other operands are of the same type, or Python numbers.
 
     Examples
     --------
@@ -41,27 +41,27 @@ class Number:
     """
 
     emit: Callable[..., str]
-    """Writes a node: takes an operator, its inputs and attributes, returns the result."""
+    """Writes a node: takes operator, inputs and attributes; returns the result's name."""
     constant: Callable[[Any, str], str]
-    """Returns the name of a constant: takes a number and a type."""
+    """Takes a number and a dtype; returns the name of a constant."""
     name: Any
-    """Of the tensor, as `emit` takes it."""
+    """Name of the tensor, as `emit` takes it."""
     dtype: str
-    """Its type."""
+    """Its dtype."""
 
     def __call__(self, op: str, *others: Any, **attrs: Any) -> Number:
-        """Return what an operator makes of it and others."""
+        """Apply an ONNX operator to the tensor and others."""
         return self._made(op, self, *others, **attrs)
 
     def of(self, given: Any) -> Number:
-        """Return a number as a tensor of the same type; a tensor as it is."""
+        """Convert a Python number to a tensor of the same type; return a tensor unchanged."""
         if isinstance(given, Number):
             return given
         name = self.constant(given, self.dtype)
         return Number(self.emit, self.constant, name, self.dtype)
 
     def choose(self, where: Number, yes: Any, no: Any) -> Number:
-        """Return one of two of its own type."""
+        """Select between two values of its own type."""
         names = [where.name, self.of(yes).name, self.of(no).name]
         return Number(self.emit, self.constant, self.emit("Where", names), self.dtype)
 
@@ -76,7 +76,7 @@ class Number:
     __lt__, __le__ = _comparison("Less"), _comparison("LessOrEqual")
     __gt__, __ge__ = _comparison("Greater"), _comparison("GreaterOrEqual")
     equals = _comparison("Equal")
-    """Whether both are the same, element by element."""
+    """Elementwise equality."""
     __and__, __or__, __xor__ = _operator("And"), _operator("Or"), _operator("Xor")
 
     def __neg__(self) -> Number:
@@ -90,7 +90,7 @@ class Number:
 
 
 def number(write: Expression, name: str, dtype: str) -> Number:
-    """Return a tensor of this type in a formula of what stands for a node."""
+    """Return a tensor of the decomposition of a node as an operand of formulas."""
     return Number(
         lambda op, inputs, **attrs: write(op, *inputs, **attrs), write.constant, name, dtype
     )

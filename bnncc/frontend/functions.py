@@ -1,7 +1,7 @@
-"""Function operators: those that ONNX itself defines by simpler ones.
+"""Function operators, which ONNX defines by simpler operators.
 
-Where an operator has neither a kernel nor an evaluator of its own, its definition is taken as it
-stands in the schema, for the types of its inputs.
+An operator with neither a kernel nor an evaluator is replaced by its definition in ONNX's schema,
+for the types of its inputs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from bnncc.ir.graph import Graph, Node
 from bnncc.ir.operators import FUNCTIONS
 
 KEPT = {"Gelu", "Selu", "Shrink", "ThresholdedRelu"}
-"""Function operators that are lowered as they are, though onnx.reference evaluates them."""
+"""Function operators that are lowered directly, although only onnx.reference evaluates them."""
 
 SINGLE = {"MeanVarianceNormalization"}
-"""Function operators whose definition has constants of float32 and no other type."""
+"""Function operators whose definition has only float32 constants."""
 
 
 def has_body(node: Node) -> bool:
-    """Whether a node is to be replaced by the definition of its operator."""
+    """Whether a node is replaced by the definition of its operator."""
     known = node.op in FUNCTIONS or node.op in KEPT
     if (known and not any(node.outputs[1:])) or not onnx.defs.has(node.op):
         return False
@@ -40,16 +40,16 @@ def body(node: Node, graph: Graph, prefix: str) -> Sequence[Located]:
     Parameters
     ----------
     node : Node
-        In the newest form, of an operator that `has_body`.
+        In the newest form, with an operator that `has_body`.
     graph : Graph
         Types of its inputs.
     prefix : str
-        In front of names inside.
+        Prefix of names inside.
 
     Returns
     -------
     sequence of (NodeProto, mapping)
-        Nodes with the opsets they are written for.
+        Nodes with the opsets that they are written for.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def _definition(
         data = schema.get_context_dependent_function_with_opset_version(
             version, call.SerializeToString(), types
         )
-    except Exception as error:  # a C++ exception of any kind
+    except Exception as error:  # a C++ exception of any type
         raise UnsupportedOp(
             f"{node.where}: ONNX has no definition for these inputs and attributes "
             f"({str(error).splitlines()[0][:120] if str(error) else type(error).__name__})"
@@ -93,10 +93,10 @@ def _definition(
 
 
 def _single(function: FunctionProto, dtype: str) -> FunctionProto:
-    """Return a definition of one tensor by float32 constants, for data of another type.
+    """Adapt a definition with float32 constants to data of another type.
 
-    Sums want one type. Doubles have constants of their own; what is narrower is computed in
-    float32, as the constants are: an epsilon of 1e-9 is 0 in float16.
+    The operands of a sum must have one type. For float64, constants are converted; narrower types
+    are computed in float32 like the constants, because an epsilon of 1e-9 is 0 in float16.
     """
     made = FunctionProto()
     made.CopyFrom(function)

@@ -1,15 +1,16 @@
-"""Networks of float16 and bfloat16 become float32 ones that say what is rounded.
+"""Convert float16 and bfloat16 networks to float32 with explicit roundings.
 
     before: y = Mul(x, s)           x, s, y: float16
     after:  m = Mul(x, s); y = bnncc.Round(m)         all float32
 
-float32 holds every number of either type, and an operation computed in it and rounded once is what
-the type's own arithmetic gives. So the passes see one type, and evaluate what rounding decides.
+Float32 represents every number of either type, and an operation computed in float32 and rounded
+once gives the result of the narrow type's own arithmetic. So passes handle one type only, and
+evaluate the effects of rounding.
 
     before: h = Cast(x) to float16; y = Cast(h) to float32        x, y: float32
     after:  y = bnncc.Narrow(x)
 
-Where nothing is computed in half precision, a Cast to it is there to round, and code rounds.
+If nothing is computed in half precision, a Cast to it is a rounding, which generated code performs.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ _EXACT = frozenset((
     "SpaceToDepth", "Split", "Squeeze", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze", "Where",
     "QuantizeLinear", *COMPARE,
 ))  # fmt: skip
-"""Operators whose results need no rounding: numbers they were given, or whole ones."""
+"""Operators whose results need no rounding: values of their operands, or integers."""
 
 _OWN = frozenset(("BitCast", "ConstantOfShape", "EyeLike", "Range"))
-"""Operators that make their own type; what reads them reads it as float32."""
+"""Operators that determine their own output type; their readers read it as float32."""
 
 _HELD = frozenset(("bool", "int8", "uint8"))
-"""Integers that both types hold."""
+"""Bound of the integers that both types represent exactly."""
 
 
 def widen(graph: Graph) -> None:
-    """Let `graph` hold float16 and bfloat16 tensors as float32; its inputs and outputs stay.
+    """Represent float16 and bfloat16 tensors as float32; inputs and outputs keep their type.
 
     Parameters
     ----------
     graph : Graph
-        In normal form; changed in place.
+        In canonical form; modified in place.
     """
     if not any(kind.dtype in KINDS for kind in graph.types.values()):
         return
@@ -54,7 +55,7 @@ def widen(graph: Graph) -> None:
     nodes: list[Node] = []
 
     def single(name: str) -> str:
-        """Return the float32 tensor that holds `name`."""
+        """Return the float32 tensor for `name`."""
         if name not in halves:
             return name
         if name not in held:
@@ -63,7 +64,7 @@ def widen(graph: Graph) -> None:
             value = graph.constants.get(name)
             if value is not None:
                 graph.constants[wide] = value.astype(np.float32)
-            else:  # an input
+            else:  # a graph input
                 nodes.append(Node("Cast", [name], [wide], {"to": TensorProto.FLOAT}, name))
         return held[name]
 
@@ -103,7 +104,7 @@ def widen(graph: Graph) -> None:
 
 
 def _only_cast(graph: Graph, halves: dict[str, str]) -> set[str]:
-    """Return the half tensors of which none is computed but by a Cast, nor what is made of them."""
+    """Return half-precision tensors made by Casts, from which nothing is computed."""
     groups = {name: {name} for name in halves if name not in graph.constants}
     computed: set[str] = set()
     for node in graph.nodes:
@@ -122,7 +123,7 @@ _CODES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 
 
 def _inside(name: str, graph: Graph) -> str:
-    """Return the name of a computed tensor: its own, but for that of an output."""
+    """Return the internal name of a computed tensor, which differs for graph outputs."""
     kind = TensorType(graph.types[name].shape, "float32")
     if name in graph.outputs:
         name = graph.fresh(f"{name}.wide")
@@ -131,7 +132,7 @@ def _inside(name: str, graph: Graph) -> str:
 
 
 def _give_back(name: str, kind: str, held: dict[str, str], graph: Graph, nodes: list[Node]) -> None:
-    """Let an output have its type."""
+    """Convert an output back to its declared type."""
     if name in graph.constants:
         return
     nodes.append(Node("Cast", [held[name]], [name], {"to": _CODES[kind]}, name))
@@ -140,7 +141,7 @@ def _give_back(name: str, kind: str, held: dict[str, str], graph: Graph, nodes: 
 def _in_own_type(
     node: Node, graph: Graph, halves: dict[str, str], held: dict[str, str]
 ) -> list[Node]:
-    """Return a node that works on the narrow types as they are, with casts around it."""
+    """Return a node that operates on the narrow types, surrounded by casts."""
     before, after = [], []
     for k, name in enumerate(node.inputs):
         if name in held and name in halves and name not in graph.inputs:

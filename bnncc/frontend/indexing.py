@@ -1,4 +1,4 @@
-"""Operators that move elements, as gathers, scatters and slices of known form."""
+"""Operators that move elements, rewritten as gathers, scatters and slices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bnncc.ir.numeric import pooled_sizes, window
 from bnncc.ir.pieces import Expression
 
 MAX_TAPS = 1024
-"""The largest window that is taken apart, element by element."""
+"""Maximum size of a window that is processed element by element."""
 
 
 def _axis(write: Expression, key: str, default: int, rank: int) -> int:
@@ -33,7 +33,7 @@ def _reverse_sequence(write: Expression) -> None:
     form = [1] * rank
     form[batch] = -1
     length = write("Reshape", write.cast(lengths, "int64"), write.ints(*form))
-    length = write("Min", length, write.constant(steps, "int64"))  # never outside, whatever it says
+    length = write("Min", length, write.constant(steps, "int64"))  # clip invalid lengths
     form = [1] * rank
     form[time] = steps
     position = write.constant(np.arange(steps).reshape(form), "int64")
@@ -67,7 +67,7 @@ def _tensor_scatter(write: Expression) -> None:
 
 
 def _max_pool(write: Expression) -> None:
-    """Write MaxPool with its second output: which tap of a window is largest, and where it is."""
+    """Write MaxPool with its second output: the index of the largest tap, and its position."""
     node = write.node
     if not any(node.outputs[1:]):
         return
@@ -85,7 +85,7 @@ def _max_pool(write: Expression) -> None:
     strides, dilations, pads = window(attrs, shape[2:], kernel)
     spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     outs = pooled_sizes(shape[2:], spans, strides, pads, bool(attrs.get("ceil_mode")))
-    order = [1] * rank  # distance of neighbours along each axis
+    order = [1] * rank  # strides along each axis
     sizes = shape[2:]
     if attrs["storage_order"]:
         for k in range(1, rank):
@@ -158,7 +158,7 @@ def _max_unpool(write: Expression) -> None:
 
 
 def _col2im(write: Expression) -> None:
-    """Write Col2Im as the sum of the taps' images, each padded to its place."""
+    """Write Col2Im as the sum of the images of all taps, each padded to its position."""
     image, block = write.fixed(1), write.fixed(2)
     if image is None or block is None:
         raise ModelError(f"{write.where}: the shapes of image and block are missing")
@@ -179,7 +179,7 @@ def _col2im(write: Expression) -> None:
     channels = shape[1] // taps
     x = write.reshape(write.node.inputs[0], shape[0], channels, taps, shape[2])
     empty = write.constant(np.zeros((1, 1, 1)), dtype)
-    # every cell of the image gathers, for each tap, the block that covers it, or nothing
+    # each pixel of the image gathers, for each tap, the block that covers it, if any
     blocks = np.arange(math.prod(outs)).reshape(outs)
     total = ""
     for k, tap in enumerate(product(*(range(n) for n in kernel))):
@@ -224,7 +224,7 @@ def _cumulative_product(write: Expression) -> None:
 
 
 def _roi_align(write: Expression) -> None:
-    """Write the scale of regions as a product: TVM's importer takes half a pixel off before it."""
+    """Write the scale of regions as a product: TVM's importer subtracts half a pixel before it."""
     attrs, (x, regions, images) = write.node.attrs, write.node.inputs
     if attrs.get("mode", "avg") != "avg":
         raise UnsupportedOp(f"{write.where}: `mode` = 'max' with regions that are computed")
@@ -236,7 +236,7 @@ def _roi_align(write: Expression) -> None:
 
 
 def _space_to_depth(write: Expression) -> None:
-    """Write the order of channels that the operator did not have before opset 28."""
+    """Write the channel order that the operator gained in opset 28."""
     mode = write.node.attrs.get("mode", "DCR")
     if mode == "DCR":
         write.node.attrs.pop("mode", None)
@@ -258,7 +258,7 @@ def _top_k(write: Expression) -> None:
 
 
 def _pad(write: Expression) -> None:
-    """Write Pad with a value that is computed: zeros, and the value where they are."""
+    """Write Pad with a computed value: pad a mask with zeros, and select the value there."""
     value, pads, axes = write.input(2), write.fixed(1), write.fixed(3)
     if not value or value in write.graph.constants or pads is None:
         return
@@ -325,4 +325,4 @@ EXPANSIONS = {
     "TensorScatter": _tensor_scatter,
     "TopK": _top_k,
 }
-"""How each operator is written."""
+"""Rewrite rules, by operator."""

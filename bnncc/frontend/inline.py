@@ -1,4 +1,4 @@
-"""Inline local functions, each with its own opset imports, and copy the bodies of subgraphs."""
+"""Inline local functions, each with its own opset imports, and copy subgraphs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def local_functions(model: onnx.ModelProto) -> Functions:
     Raises
     ------
     ModelError
-        If functions call each other in a circle, are defined twice, or unfold to too many nodes.
+        If functions are recursive or defined twice, or expand to too many nodes.
     """
     functions: dict[_Key, onnx.FunctionProto] = {}
     for function in model.functions:
@@ -61,7 +61,7 @@ def inline(
     Returns
     -------
     list of (NodeProto, mapping)
-        Each node with the opsets it was written for.
+        Each node with the opsets that it was written for.
     """
     result: list[Located] = [(node, versions) for node in nodes]
     taken = 0
@@ -84,7 +84,7 @@ def _cost(node: onnx.NodeProto, sizes: Mapping[_Key, int]) -> int:
 
 
 def _check(functions: Mapping[_Key, onnx.FunctionProto]) -> list[_Key]:
-    """Return the functions, callees first."""
+    """Return the functions with callees before callers."""
     calls = {
         key: {
             (_domain(n.domain), n.op_type)
@@ -121,7 +121,7 @@ def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def reads(node: onnx.NodeProto) -> list[str]:
-    """Return what a node reads, its subgraphs included."""
+    """Return the tensors that a node reads, including those read in its subgraphs."""
     names = [name for name in node.input if name]
     for graph in subgraphs(node):
         names += captures(graph)
@@ -129,7 +129,7 @@ def reads(node: onnx.NodeProto) -> list[str]:
 
 
 def captures(graph: onnx.GraphProto) -> list[str]:
-    """Return what a subgraph reads of the graphs around it, in order, each once."""
+    """Return the outer tensors that a subgraph reads, in order, without duplicates."""
     inner = {i.name for i in graph.input} | {t.name for t in graph.initializer}
     found: dict[str, None] = {}
     for node in graph.node:
@@ -142,18 +142,18 @@ def captures(graph: onnx.GraphProto) -> list[str]:
 def body_of(
     call: onnx.NodeProto, function: onnx.FunctionProto, outer: Versions, prefix: str
 ) -> Sequence[Located]:
-    """Return the nodes of a function in place of a call.
+    """Return the nodes of a function that replace a call.
 
     Parameters
     ----------
     call : NodeProto
         The node that calls it.
     function : FunctionProto
-        What it calls.
+        The called function.
     outer : mapping of str to int
-        Opsets of the call; the function's own imports prevail.
+        Opsets of the call; the function's own imports take precedence.
     prefix : str
-        In front of the names of tensors and nodes inside.
+        Prefix of the names of tensors and nodes inside.
 
     Returns
     -------
@@ -181,7 +181,7 @@ def body_of(
         else:
             names[formal] = actual
     given = {a.name: a for a in (*function.attribute_proto, *call.attribute)}
-    for inner in function.node:  # what is not sorted reads names that are made below
+    for inner in function.node:  # unsorted bodies read names that are defined below
         for name in (*inner.input, *inner.output):
             if name and name not in names:
                 names[name] = prefix + name
@@ -192,16 +192,16 @@ def body_of(
 def copy_of_subgraph(
     graph: onnx.GraphProto, inputs: Sequence[str], prefix: str
 ) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto], list[str]]:
-    """Return nodes, initializers and outputs of a subgraph under names of their own.
+    """Return nodes, initializers and outputs of a subgraph, renamed to be unique.
 
     Parameters
     ----------
     graph : GraphProto
         Body of an If, Loop or Scan.
     inputs : sequence of str
-        What its inputs are.
+        Tensors for its inputs.
     prefix : str
-        In front of the names that are defined inside.
+        Prefix of names that are defined inside.
 
     Returns
     -------
@@ -228,7 +228,7 @@ def _copy(
     prefix: str,
     given: Mapping[str, AttributeProto] | None,
 ) -> onnx.NodeProto:
-    """Return a node under new names; `given` are attributes that a function was called with."""
+    """Return a renamed node; `given` are the attributes of the function call, if any."""
     node = onnx.NodeProto()
     node.CopyFrom(inner)
     node.name = prefix + (inner.name or (inner.output[0] if inner.output else inner.op_type))
@@ -254,7 +254,7 @@ def _copy(
 def _rename(
     graph: onnx.GraphProto, names: Mapping[str, str], given: Mapping[str, AttributeProto] | None
 ) -> None:
-    """Let a subgraph read the new names of what is defined around it."""
+    """Rename the outer tensors that a subgraph reads."""
     own = {i.name for i in graph.input} | {t.name for t in graph.initializer}
     own.update(o for node in graph.node for o in node.output)
     outer = {old: new for old, new in names.items() if old not in own}

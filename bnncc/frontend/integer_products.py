@@ -3,9 +3,9 @@
     QLinearConv(x, w)   ->  a = Conv(x - zx, w - zw) + B           integers
                             Clip(Round(a * (sx * sw / sy)) + zy)
 
-Float32 holds every integer below 2^24, so float kernels and few-bit ones compute `a` exactly
-while no sum of products can pass that. Where one might, the weights are split into slices of fewer
-bits, and the slices' sums are added as int32.
+Float32 represents every integer below 2^24, so float and few-bit kernels compute `a` exactly as
+long as no sum of products can exceed that. Otherwise the weights are split into slices of fewer
+bits, and the sums of the slices are added in int32.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from bnncc.ir.pieces import Expression
 
 Shape = Sequence[Dim]
 EXACT = 1 << 24
-"""Integers up to here are exact in float32."""
+"""Bound of the integers that are exact in float32."""
 
 
 class _Operand:
-    """An integer tensor without its zero point, as floats, with a bound of their magnitudes.
+    """An integer tensor minus its zero point, as floats, with a bound of the magnitude.
 
     Parameters
     ----------
     write : Expression
         Writes the nodes.
     data, zero : int
-        Which input is the data, and which its zero point.
+        Indices of the inputs with data and zero point.
     column : callable
-        Shapes a zero point, of a given shape, so that it broadcasts against the data.
+        Reshapes a zero point of a given shape to broadcast with the data.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ def _exact(
     multiply: Callable[[str, str], str],
     bias: str,
 ) -> tuple[str, str]:
-    """Return the product plus `bias` (int32) and its dtype, exactly."""
+    """Return the product plus `bias` (int32), computed exactly, and its dtype."""
     graph = write.graph
     added = 0
     if bias:
@@ -97,7 +97,7 @@ def _exact(
     for k in range(-(-(second.top + 1).bit_length() // shift)):
         last = (second.top >> (shift * (k + 1))) == 0
         part = rest
-        if not last:  # low bits of the magnitude, with its sign
+        if not last:  # low bits of the magnitude, with the sign
             whole = write("Div", rest, step)
             upper = write("Mul", write("Sign", whole), write("Floor", write("Abs", whole)))
             part = write("Sub", rest, write("Mul", upper, step))
@@ -117,7 +117,7 @@ def _exact(
 def _requantized(
     write: Expression, total: str, dtype: str, scales: tuple[str, str, str], zero: str
 ) -> None:
-    """Give the sums `total` as quantized numbers; `scales` broadcast against them."""
+    """Requantize the sums `total`; `scales` broadcast with them."""
     graph = write.graph
     if dtype != "float32":
         total = write.cast(total, "float32")
@@ -139,14 +139,14 @@ def _scale(write: Expression, k: int) -> str:
 
 
 def _single(write: Expression, number: str, shape: Shape, what: str) -> str:
-    """Return a scale or zero point of one number as a scalar."""
+    """Return a scale or zero point with one element as a scalar."""
     if math.prod(d if isinstance(d, int) else 2 for d in shape) != 1:
         raise ShapeError(f"{write.where}: {what} has shape {list(shape)}, one number is wanted")
     return number if not shape else write("Reshape", number, write.constant(np.zeros(0), "int64"))
 
 
 def _column(write: Expression, number: str, shape: Shape, form: list[int], what: str) -> str:
-    """Return one number, or one for each of the units, so that it broadcasts in `form`."""
+    """Return a scalar, or one number per output channel, that broadcasts in `form`."""
     if tuple(shape) in ((), (1,)):
         return _single(write, number, shape, what)
     count = math.prod(form)
@@ -160,7 +160,7 @@ def _column(write: Expression, number: str, shape: Shape, form: list[int], what:
 def _convolution(
     write: Expression, data: tuple[int, int], weight: tuple[int, int], bias: str
 ) -> tuple[str, str, int]:
-    """Return the exact sums of a convolution, their dtype, and the number of units."""
+    """Return the exact sums of a convolution, their dtype, and the number of output channels."""
     graph, node = write.graph, write.node
     x, w = (graph.types[node.inputs[k]].shape for k in (data[0], weight[0]))
     if len(x) < 3 or len(w) != len(x) or not all(isinstance(d, int) for d in w):
@@ -217,7 +217,7 @@ def _matrices(
 
 
 def _upright(write: Expression, number: str, shape: Shape) -> str:
-    """Return a scale or zero point of the first operand; one for each row stands upright."""
+    """Return a scale or zero point of the first operand; one per row becomes a column."""
     several = len(shape) == 1 and tuple(shape) != (1,)
     return write("Unsqueeze", number, write.ints(1)) if several else number
 
@@ -241,4 +241,4 @@ EXPANSIONS = {
     "QLinearConv": _qlinear_conv,
     "QLinearMatMul": _qlinear_matmul,
 }
-"""How each operator is written."""
+"""Rewrite rules, by operator."""

@@ -1,7 +1,7 @@
 """Larq Compute Engine's operators [1]_ as ONNX nodes.
 
-A packed tensor holds 32 channels to the word, the lowest bit first; a bit of 1 means -1. In the
-ONNX model it is a float tensor of +1 and -1, which passes then find to be bits again:
+A packed tensor holds 32 channels per word, lowest bit first; bit 1 means -1. In the ONNX model it
+becomes a float tensor of +1 and -1, which passes recognise as bits:
 
     LceQuantize      y = Where(x < 0, -1, +1)
     LceBconv2d       dot = Conv(x, w); y = act(dot) * multiplier + bias, or dot < K - 2 * threshold
@@ -37,14 +37,14 @@ _BPOOL = ("filter_height", "filter_width", "padding", "stride_height", "stride_w
 
 
 def find_packed(network: Network, writer: Writer) -> None:
-    """Find the packed tensors and how many channels they hold: `channels` of the writer.
+    """Find the packed tensors and their numbers of channels: `channels` of the writer.
 
     Raises
     ------
     ModelError
-        If an operator's tensors are not of the kinds it works on.
+        If an operator's tensors have the wrong type.
     ShapeError
-        If the number of channels is not known, or does not fit the words.
+        If the number of channels is unknown, or does not match the words.
     """
     inputs = set(network.inputs)
     for operator in network.operators:
@@ -78,7 +78,7 @@ def find_packed(network: Network, writer: Writer) -> None:
 
 
 def _held(given: Tensor, writer: Writer) -> int:
-    """Return how many channels a packed input of the network holds, by who reads it."""
+    """Return the number of channels of a packed network input, derived from its readers."""
     operator = writer.operator
     if operator.op == "LceBconv2d":
         return _options(writer, _BCONV)["channels_in"]
@@ -250,7 +250,7 @@ def _weight(writer: Writer, tensor: Tensor | None, channels: int) -> tuple[Array
 def _padded_by_one(
     writer: Writer, image: str, kernel: list[int], strides: list[int], dilations: list[int]
 ) -> str:
-    """Pad by +1 as TensorFlow's SAME does, the larger half behind; sizes are found when loading."""
+    """Pad by +1 as TensorFlow's SAME does (larger half at the end); sizes follow at load time."""
     size = writer.node("Shape", image, start=2, end=4)
     step = writer.constant(strides)
     more = [(k - 1) * d + 1 - s for k, d, s in zip(kernel, dilations, strides, strict=True)]
@@ -291,10 +291,10 @@ def _transformed(
     code: int,
     quantization: Quantization | None,
 ) -> str:
-    """Return numbers, in the order of operations of Larq Compute Engine.
+    """Return numbers, computed in Larq Compute Engine's order of operations.
 
-    It clamps ``2 * popcount = K - dot``, and has K, and the scale of int8, in multiplier and bias:
-    what decides a sign behind this may hang on their rounding.
+    It clamps ``2 * popcount = K - dot``, and includes K and the int8 scale in multiplier and bias.
+    A later sign may depend on their rounding.
     """
     multiplier = _vector(writer, writer.operator.inputs[2], "multiplier", "float32", count)
     bias = _vector(writer, writer.operator.inputs[3], "bias", "float32", count)
@@ -320,7 +320,7 @@ def _transformed(
 
 
 def pack_output(writer: Writer, tensor: Tensor) -> None:
-    """Write the words of a packed output of the network."""
+    """Write a packed output of the network as words."""
     channels = writer.channels[tensor]
     negative = writer.node("Less", writer.name(tensor), writer.constant(0.0))
     bits = writer.node("Cast", negative, to=6)
@@ -338,12 +338,12 @@ def pack_output(writer: Writer, tensor: Tensor) -> None:
 
 
 def unpack_input(writer: Writer, tensor: Tensor) -> None:
-    """Write the signs that a packed input of the network holds."""
+    """Write the signs of a packed input of the network."""
     channel = np.arange(writer.channels[tensor])
     word = writer.node("Gather", tensor.name, writer.constant(channel // WORD_BITS), axis=-1)
     masked = writer.node("BitwiseAnd", word, writer.constant(_BIT_VALUES[channel % WORD_BITS]))
     clear = writer.node("Equal", masked, writer.constant(np.int32(0)))
-    # a float again, in which passes find a sign
+    # a float again, which passes recognise as a sign
     number = writer.node("Sub", writer.node("Cast", clear, to=1), writer.constant(0.5))
     writer.bind(tensor, _signs(writer, writer.node("Less", number, writer.constant(0.0))))
 
@@ -356,4 +356,4 @@ OPERATORS: dict[str, Rule] = {
     "LceDequantize": _dequantize,
     "LceQuantize": _quantize,
 }
-"""What writes each custom operator."""
+"""Writers of the custom operators."""

@@ -1,11 +1,11 @@
-"""Read QuantizeLinear and DequantizeLinear as arithmetic on floats that hold integers.
+"""Read QuantizeLinear and DequantizeLinear as arithmetic on integer-valued floats.
 
     QuantizeLinear(x, s, z)              ->  q = Clip(Round(x / s) + z)
     Clip(q, low, high), MaxPool(q), ...  ->  the same on the floats
     DequantizeLinear(q, s, z)            ->  (q - z) * s
 
-No integer tensor is left unless something else reads it, so types without arithmetic (INT4, UINT2)
-are no matter, and what follows sees rounding, bounds and scale of every exporter in one spelling.
+Integer tensors remain only where other operators read them. So types without arithmetic (INT4,
+UINT2) are no problem, and passes see rounding, bounds and scale of every exporter in one form.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ INTEGERS = {
     "int16": (-(2**15), 2**15 - 1),
     "uint16": (0, 2**16 - 1),
 }
-"""The integers that float32 can stand for, with their bounds."""
+"""Integer types that float32 represents exactly, with their bounds."""
 
 _QUANTIZED = {*INTEGERS, *CARRIERS, "int32"}
 _ALIKE = {
     *("Clip", "Concat", "Flatten", "Gather", "Identity", "MaxPool", "Relu", "Reshape", "Slice"),
     *("Split", "Squeeze", "Transpose", "Unsqueeze"),
 }
-"""Operators that do the same to floats as to integers."""
+"""Operators that treat floats and integers alike."""
 
 Twins = MutableMapping[str, str]
-"""By integer tensor, a float32 tensor of the same numbers."""
+"""By integer tensor: the float32 tensor with the same numbers."""
 
 
 def as_floats(node: Node, graph: Graph, twins: Twins) -> Iterator[Node] | None:
-    """Return what computes `node` with floats, or None if it is to stay as it is.
+    """Return nodes that compute `node` in float, or None to keep it.
 
     Parameters
     ----------
     node : Node
-        In the newest opset's form.
+        In the form of the newest opset.
     graph : Graph
-        Types and constants of what comes before; each node is to be added to it before the next is
-        asked for.
+        Types and constants of the preceding nodes; each returned node must be added to it before
+        the next one is requested.
     twins : mapping of str to str
-        Added to.
+        Extended.
 
     Raises
     ------
     ShapeError
-        If scale or zero point do not fit the data.
+        If scale or zero point do not match the data.
     ModelError
-        If types do not fit.
+        If types are inconsistent.
     UnsupportedOp
-        If numbers are rounded to something else than integers of at most 16 bits.
+        If numbers are rounded to anything but integers of at most 16 bits.
     """
     if node.op == "Cast" and (_narrow(node.inputs[0], graph) or _cast_type(node) in CARRIERS):
         return _cast_narrow(node, graph, twins)
@@ -89,7 +89,7 @@ def _narrow(name: str, graph: Graph) -> bool:
 
 
 def _cast_type(node: Node) -> str:
-    """Return the type that a Cast gives, nothing if ONNX has no such type."""
+    """Return the result type of a Cast, or "" if ONNX has no such type."""
     code = int(node.attrs["to"])
     known = code in TensorProto.DataType.values() and code != TensorProto.UNDEFINED
     return str(np.dtype(helper.tensor_dtype_to_np_dtype(code)).name) if known else ""
@@ -104,7 +104,7 @@ def _target(node: Node, graph: Graph) -> str:
 
 
 def _twin(write: Expression, name: str, twins: Twins) -> str:
-    """Return float32 of the same numbers as a tensor of a narrow type."""
+    """Return a float32 tensor with the numbers of a tensor of narrow type."""
     if name in twins:
         return twins[name]
     if write.graph.types[name].dtype not in CARRIERS:
@@ -131,7 +131,7 @@ def _cast_narrow(node: Node, graph: Graph, twins: Twins) -> Iterator[Node]:
 
 
 def _own(graph: Graph, twins: Twins, name: str, single: str, dtype: str) -> None:
-    """Let `name` be a tensor of a narrow type that exists only as its twin."""
+    """Declare `name` as a tensor of narrow type that exists only as its float32 twin."""
     twins[name] = single
     graph.types[name] = TensorType(graph.types[single].shape, dtype)
 
@@ -153,7 +153,7 @@ def _written(
 
 
 def _beside(write: Expression, index: int, twin: Callable[[str], str]) -> str:
-    """Return scale or zero point in a shape that broadcasts with the data; nothing if it is 0."""
+    """Return scale or zero point in a shape that broadcasts with the data, or "" if it is 0."""
     node, name = write.node, write.input(index)
     shape, data = write.graph.types[name].shape, write.type().shape
     if name in write.graph.constants:
@@ -185,7 +185,7 @@ def _beside(write: Expression, index: int, twin: Callable[[str], str]) -> str:
 
 
 def dequantized(write: Expression, twin: Callable[[str], str]) -> str:
-    """Write DequantizeLinear of a narrow type and return the result."""
+    """Write DequantizeLinear of a narrow type; return the result."""
     node = write.node
     if (found := write.type().dtype) not in _QUANTIZED:
         raise UnsupportedOp(f"{write.where}: its data is {found}, small integers are wanted")
@@ -201,7 +201,7 @@ def dequantized(write: Expression, twin: Callable[[str], str]) -> str:
 
 
 def quantized(write: Expression, twin: Callable[[str], str]) -> str:
-    """Write QuantizeLinear to a narrow type and return the numbers as float32."""
+    """Write QuantizeLinear to a narrow type; return the numbers as float32."""
     node, graph = write.node, write.graph
     x, real, dtype = node.inputs[0], write.type().dtype, _target(node, graph)
     if dtype not in (*INTEGERS, *CARRIERS):
@@ -233,7 +233,7 @@ def _fixed(node: Node, graph: Graph, narrow: str) -> bool:
 
 
 def _parameter(write: Expression, index: int) -> np.ndarray:
-    """Return a constant scale or zero point so that it broadcasts against the data."""
+    """Return a constant scale or zero point in a shape that broadcasts with the data."""
     node, shape = write.node, write.type().shape
     value = write.graph.constants[write.input(index)]
     if index == 2:

@@ -1,7 +1,7 @@
 """Read MXNet's and BMXNet's networks: ``NAME-symbol.json`` with ``NAME-0000.params``, as ONNX.
 
-The files have no shape of the input; it is given by the user, by an attribute of the file (Gluon),
-or follows from the weights if a fully connected layer is first.
+The files do not contain the input's shape. It is given by the user, by an attribute in the file
+(Gluon), or derived from the weights if the first layer is fully connected.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ def read_mxnet(
     path : str or path-like
         The network, ``NAME-symbol.json``.
     params : str or path-like, optional
-        The parameters; by default the one ``NAME-0000.params`` (any four digits) beside it.
+        The parameters; default: the only ``NAME-0000.params`` (any four digits) next to it.
     input_shapes : mapping of str to sequence of int or str, optional
         Shapes of its inputs.
 
     Returns
     -------
     onnx.ModelProto
-        Layers keep their names; BMXNet's become signs, convolutions and what maps their sums to
+        Layers keep their names. Layers of BMXNet become signs, convolutions, and a map of sums to
         0 .. n (see `bnncc.frontend.bmxnet`).
 
     Raises
     ------
     ModelError
-        If a file is damaged, an operator not supported, or a shape needed.
+        If a file is damaged, an operator is not supported, or a shape is missing.
     """
     file = Path(path)
     symbol = read_symbol(file)
@@ -77,12 +77,12 @@ def is_symbol(path: Path) -> bool:
 
 
 def beside(path: Path) -> Path:
-    """Return the one file of parameters in a network's folder.
+    """Return the only parameter file next to a network.
 
     Raises
     ------
     UsageError
-        If there is none, or several.
+        If there is none, or more than one.
     """
     name = model_stem(path)
     try:
@@ -106,7 +106,7 @@ def beside(path: Path) -> Path:
 
 
 class _Inputs(list[str]):
-    """What a node reads; a tensor that is not there is a mistake of the file."""
+    """Inputs of a node; access to a missing one raises an error about the file."""
 
     def __init__(self, tensors: Iterable[str], where: str) -> None:
         super().__init__(tensors)
@@ -118,7 +118,7 @@ class _Inputs(list[str]):
         Raises
         ------
         ModelError
-            If there are not so many.
+            If there are fewer tensors.
         """
         if isinstance(key, int) and key >= len(self):
             raise ModelError(f"{self._where}: reads {len(self)} tensors, more are wanted")
@@ -166,7 +166,7 @@ def _tensor(made: list[list[str]], reference: tuple[int, int], node: SymbolNode 
 def _input_shapes(
     symbol: Symbol, b: Builder, outputs: list[str], given: dict[str, Sequence[Dim]]
 ) -> dict[str, Sequence[Dim]]:
-    """Return the shape of each variable that has no value and is needed."""
+    """Return the shape of each variable that has no value and is used."""
     nodes = {n.name: n for n in symbol.nodes if n.op == "null"}
     free = b.free(outputs)
     unknown = [name for name in given if name not in free]
@@ -183,7 +183,7 @@ def _input_shapes(
 
 
 def _noted(node: SymbolNode) -> tuple[int, ...] | None:
-    """Return the shape that Gluon notes on an input, if it is whole."""
+    """Return the shape that Gluon stores with an input, if it is complete."""
     if "__shape__" not in node.attrs.values:
         return None
     shape = node.attrs.integers("__shape__", ())
@@ -191,7 +191,7 @@ def _noted(node: SymbolNode) -> tuple[int, ...] | None:
 
 
 def _from_weights(name: str, symbol: Symbol, b: Builder) -> tuple[Dim, ...]:
-    """Return the shape of an input that a fully connected layer reads; else say what is missing."""
+    """Derive the shape of an input from a fully connected layer; otherwise raise an error."""
     tip = next(k for k, n in enumerate(symbol.nodes) if n.name == name)
     tips, seen = {tip}, name
     for number, node in enumerate(symbol.nodes):

@@ -1,4 +1,4 @@
-"""What MXNet's operators are put together with: ONNX nodes, constants, parameters, ranks."""
+"""Builder of ONNX models for MXNet networks: nodes, constants, parameters, ranks."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Builder:
-    """The ONNX nodes made so far."""
+    """Collects ONNX nodes."""
 
     params: Mapping[str, Array]
     """The network's parameters."""
     source: str
-    """Where they are from, for messages."""
+    """Origin of the parameters, for messages."""
     variables: set[str] = field(default_factory=set)
     """Names of the network's variables: parameters, inputs and labels."""
     ranks: dict[str, int] = field(default_factory=dict)
-    """Number of axes of each tensor; what MXNet leaves to the shape of the data depends on it."""
+    """Ranks of tensors; some MXNet operators depend on the rank of their data."""
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     """In order."""
     stored: dict[str, Array] = field(default_factory=dict)
@@ -54,17 +54,17 @@ class Builder:
         inputs : sequence of str
             Tensors.
         out : str
-            Its output; several are called ``out0``, ``out1``, ...
+            Output; several are called ``out0``, ``out1``, ...
         name : str
-            The node's; by default that of its output.
+            Name of the node; default: that of its output.
         outputs : int
-            How many outputs it has.
+            Number of outputs.
         rank : int, optional
-            Axes of its outputs; by default the most that an input has.
+            Rank of its outputs; default: the largest rank of its inputs.
         domain : str
-            Of the operator, if it is not ONNX's own.
+            Domain of the operator, if it is not ONNX's.
         **attrs : Any
-            ONNX attributes; those that are None are left out.
+            ONNX attributes; those that are None are omitted.
 
         Returns
         -------
@@ -86,7 +86,7 @@ class Builder:
         return out
 
     def rank(self, name: str) -> int:
-        """Return the number of axes of a tensor; 4 where nobody knows."""
+        """Return the rank of a tensor; 4 if it is unknown."""
         if name in self.stored:
             return self.stored[name].ndim
         if name in self.params and name in self.variables:
@@ -99,7 +99,7 @@ class Builder:
         Raises
         ------
         ModelError
-            If it is missing, or no parameter but computed.
+            If it is missing, or is computed.
         """
         if name not in self.variables:
             raise ModelError(f"{where}: `{name}` is computed, a stored parameter is wanted")
@@ -108,7 +108,7 @@ class Builder:
         return self.params[name]
 
     def weight(self, name: str, where: str) -> str:
-        """Return `name`, which is a parameter that must be there, or computed."""
+        """Return `name`, which must be an existing parameter, or computed."""
         if name in self.variables:
             self.param(name, where)
         return name
@@ -116,7 +116,7 @@ class Builder:
     def proto(
         self, inputs: Mapping[str, Sequence[int | str]], outputs: Sequence[str], name: str
     ) -> onnx.ModelProto:
-        """Return the model that computes `outputs`; nodes they do not need are left out."""
+        """Return the model that computes `outputs`, without unused nodes."""
         live, kept = self._needed(outputs)
         read = {n: self.params[n] for n in self.variables & live if n in self.params}
         stored = {**read, **{n: v for n, v in self.stored.items() if n in live}}
@@ -132,12 +132,12 @@ class Builder:
         return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
     def free(self, outputs: Sequence[str]) -> list[str]:
-        """Return the variables without a value that `outputs` depend on."""
+        """Return the variables without a value on which `outputs` depend."""
         live, _ = self._needed(outputs)
         return sorted(n for n in self.variables & live if n not in self.params)
 
     def _needed(self, outputs: Sequence[str]) -> tuple[set[str], list[onnx.NodeProto]]:
-        """Return the tensors that `outputs` depend on, and the nodes that make them."""
+        """Return the tensors on which `outputs` depend, and the nodes that compute them."""
         live, kept = set(outputs), []
         for node in reversed(self.nodes):
             if live.intersection(node.output):

@@ -1,7 +1,7 @@
 """MXNet's layers as ONNX nodes: convolutions, dense layers, normalisation, pooling, outputs.
 
-Every function gets the builder, the node and the names of the tensors it reads, and returns the
-names of its outputs.
+Each function takes the builder, the node and the names of its input tensors, and returns the names
+of its outputs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ACTIVATIONS = {
 
 
 def output_of(node: SymbolNode) -> str:
-    """Return MXNet's name of a node's output."""
+    """Return MXNet's name for a node's output."""
     return f"{node.name}_output"
 
 
@@ -39,7 +39,7 @@ def convolution(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
     rank = len(kernel)
     pad = a.integers("pad", (0,) * rank)
     a.text("layout", "None", _ANY_LAYOUT)
-    a.integer("num_filter", least=1)  # the weight's shape is what counts
+    a.integer("num_filter", least=1)  # checked only: the weight's shape determines it
     attrs: dict[str, Any] = {
         "kernel_shape": kernel,
         "strides": a.integers("stride", (1,) * rank),
@@ -90,7 +90,7 @@ def batch_norm(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
         raise ModelError(f"{node.where}: reads {len(x)} tensors, 5 are wanted")
     beta, mean, variance = (b.weight(i, node.where) for i in x[2:])
     gamma = x[1]
-    if fixed:  # whatever the file holds
+    if fixed:  # ignore the stored values
         gamma = b.constant(np.ones(b.param(beta, node.where).shape), f"{node.name}.ones")
     inputs = [x[0], b.weight(gamma, node.where), beta, mean, variance]
     return [
@@ -100,7 +100,7 @@ def batch_norm(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
 
 
 def leaky_relu(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
-    """Write a LeakyReLU of any kind; random slopes become their mean."""
+    """Write a LeakyReLU of any kind; random slopes are replaced by their mean."""
     a = node.attrs
     kind = a.text("act_type", "leaky", ("leaky", "elu", "prelu", "rrelu"))
     slope = a.number("slope", 0.25)
@@ -181,7 +181,7 @@ def upsampling(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
 
 
 def softmax(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
-    """Write an output layer; what it does with labels is for training."""
+    """Write an output layer; its loss is for training only."""
     a = node.attrs
     for key in ("use_ignore", "ignore_label", "normalization", "out_grad", "smooth_alpha"):
         a.text(key, "")

@@ -1,8 +1,8 @@
-"""MXNet's operators as ONNX nodes: one table, from name to how it is written.
+"""MXNet's operators as ONNX nodes: a table from names to writers.
 
-A function gets the builder, the node and the names of the tensors it reads; it returns the names
-of its outputs, the first of which is MXNet's ``NAME_output``. Attributes nobody read are refused by
-the caller, so that none is ignored.
+Each function takes the builder, the node and the names of its input tensors, and returns the names
+of its outputs, the first of which is MXNet's ``NAME_output``. The caller rejects attributes that
+were not read, so that none is ignored.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Convert = Callable[[Builder, SymbolNode, Sequence[str]], list[str]]
 def _identity(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
     for key in ("p", "mode", "axes", "threshold", "sparseness_target", "penalty", "valid_thresh",
                 "normalization"):  # fmt: skip
-        node.attrs.text(key, "")  # of training
+        node.attrs.text(key, "")  # for training only
     return [b.add("Identity", x[:1], output_of(node))]
 
 
 def _plain(
     op: str, b: Builder, node: SymbolNode, x: Sequence[str], *, reads: int | None = None
 ) -> list[str]:
-    """Write a node as one ONNX operator of its first tensors."""
+    """Write a node as one ONNX operator on its first inputs."""
     node.attrs.text("num_args", "")
     return [b.add(op, x[:reads], output_of(node), name=node.name)]
 
@@ -46,7 +46,7 @@ def _scalar(
     reverse: bool = False,
     number: bool = False,
 ) -> list[str]:
-    """Write an operator with a number; `number` makes truth values 0 and 1."""
+    """Write an operator with a scalar; with `number`, comparisons give 0 and 1."""
     node.attrs.text("is_int", "")
     value = b.constant(node.attrs.number("scalar"), f"{node.name}.scalar")
     operands = [value, x[0]] if reverse else [x[0], value]
@@ -245,4 +245,4 @@ _NAMES: dict[Convert, str] = {
 OPERATORS: dict[str, Convert] = {
     name: convert for convert, names in _NAMES.items() for name in names.split()
 }
-"""By MXNet's names, those of old files among them."""
+"""Writers by MXNet's operator names, including those of old files."""

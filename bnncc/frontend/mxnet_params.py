@@ -2,10 +2,9 @@
 
     u64 0x112, u64 reserved, u64 count, count arrays, u64 count, count names (u64 length, bytes)
 
-An array is, in the oldest form, ``u32 axes, u32 sizes[axes]``; later ones start with a magic
-number and have sizes of 64 bits. A device (two i32), a type (i32) and the values follow in all of
-them. The file is untrusted: every count is compared with the bytes that are left
-before anything is made of it.
+In the oldest format, an array is ``u32 axes, u32 sizes[axes]``; later formats start with a magic
+number and have 64-bit sizes. A device (two i32), a type (i32) and the values follow in all formats.
+The file is untrusted: every count is compared with the remaining bytes before it is used.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class _Reader:
         return table
 
     def _take(self, size: int, what: str) -> int:
-        """Step over `size` bytes; return where they start."""
+        """Skip `size` bytes; return their position."""
         start, left = self._at, len(self._data) - self._at
         if size > left:
             raise ModelError(f"{what} needs {size} bytes, {left} are left: the file is truncated")
@@ -91,7 +90,7 @@ class _Reader:
         return int(struct.unpack_from("<" + code, self._data, start)[0])
 
     def _count(self, what: str, least: int) -> int:
-        """Read how many `what` follow, each of `least` bytes or more."""
+        """Read the number of following `what`, each of at least `least` bytes."""
         count = self._number("Q", f"the number of {what}")
         if count * least > len(self._data) - self._at:
             raise ModelError(f"{count} {what} are announced, which this file cannot hold")
@@ -112,7 +111,7 @@ class _Reader:
         return struct.unpack_from(f"<{axes}{code}", self._data, start)
 
     def _array(self, where: str) -> Array | None:
-        """Read one array; None for one that holds nothing."""
+        """Read one array; None if it is empty."""
         first = self._number("I", where)
         kinds = (_WITH_STORAGE, _NUMPY_SHAPES)
         if first in kinds and (storage := self._number("i", where)):

@@ -1,7 +1,7 @@
-"""Read MXNet's network files (``-symbol.json``): nodes, what they read, and attributes as text.
+"""Read MXNet's network files (``-symbol.json``): nodes, their inputs, and attributes as text.
 
-The file is untrusted; what other modules get has been checked: types, node
-numbers, and that nodes read only nodes before them.
+The file is untrusted. Types and node indices are checked here, and that nodes read only preceding
+nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bnncc.files import read_bytes
 from bnncc.frontend import checks
 
 MAX_BYTES = 16 << 20
-"""Of a network file; the largest real ones take half a megabyte."""
+"""Maximum size of a network file; the largest real ones have half a megabyte."""
 
 _MAX_INT = 2**31 - 1
 _IGNORED = frozenset(
@@ -26,7 +26,7 @@ _IGNORED = frozenset(
      "force_mirroring", "mirror_stage", "weight_lr_mult", "gradient_update_mode", "grad_scale",
      "use_global_stats", "profiler_scope", "dtype_hint")
 )  # fmt: skip
-"""Attributes that say nothing about what an operator computes."""
+"""Attributes that do not affect what an operator computes."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class SymbolNode:
     op: str
     """MXNet's operator; ``null`` for a variable."""
     name: str
-    """As in the file."""
+    """Name in the file."""
     inputs: tuple[tuple[int, int], ...]
-    """Number of a node before this one, and of its output."""
+    """Index of a preceding node, and of its output."""
     attrs: Attributes
-    """What the file says of it."""
+    """Attributes in the file."""
 
     @property
     def where(self) -> str:
-        """What to call it in messages."""
+        """Description of the node for messages."""
         return f"{self.op} `{self.name}`"
 
 
@@ -53,23 +53,23 @@ class Symbol:
     """A network file."""
 
     nodes: tuple[SymbolNode, ...]
-    """Each after those that it reads."""
+    """In topological order."""
     heads: tuple[tuple[int, int], ...]
     """The outputs."""
 
 
 @dataclass
 class Attributes:
-    """Attributes of one node; each method reads one, with its default where it is not given."""
+    """Attributes of a node; each method reads one, or returns a default."""
 
     where: str
     """The node, for messages."""
     values: dict[str, str]
-    """As in the file."""
+    """Texts from the file."""
     _read: set[str] = field(default_factory=set)
 
     def text(self, key: str, default: str | None = None, choices: Sequence[str] = ()) -> str:
-        """Return a word, one of `choices` if there are any."""
+        """Return a text, which must be one of `choices` if there are any."""
         self._read.add(key)
         value = self.values.get(key, default)
         if value is None:
@@ -100,7 +100,7 @@ class Attributes:
         return number
 
     def optional(self, key: str) -> int | None:
-        """Return an integer, or None where it is ``None`` or not given."""
+        """Return an integer, or None if it is ``None`` or absent."""
         return None if self._given(key) is None else self.integer(key)
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -127,7 +127,7 @@ class Attributes:
         return table[value.lower()]
 
     def integers(self, key: str, default: Sequence[int] | None = None) -> tuple[int, ...]:
-        """Return a tuple of integers; a single one is a tuple too."""
+        """Return a tuple of integers; a single integer is a tuple too."""
         value = self._given(key)
         if value is None or value in ("()", "[]"):
             if default is None:
@@ -143,12 +143,12 @@ class Attributes:
         return numbers
 
     def done(self) -> None:
-        """Refuse attributes that nobody has read.
+        """Raise an error if an attribute has not been read.
 
         Raises
         ------
         UnsupportedOp
-            Naming the first: it may change what the operator computes.
+            Names the first: it may change what the operator computes.
         """
         for key, value in self.values.items():
             if key not in self._read and key not in _IGNORED and not key.startswith("__"):
@@ -203,7 +203,7 @@ def _node(raw: Any, number: int) -> SymbolNode:
         raise ModelError(f"{where}: `op` and `name` are to be words")
     where = f"{op[:60]} `{name[:60]}`"
     values: dict[str, str] = {}
-    for key in ("param", "attr", "attrs"):  # by age of the file; some have two
+    for key in ("param", "attr", "attrs"):  # in files of different ages; some have two
         given = raw.get(key, {})
         if not isinstance(given, dict):
             raise ModelError(f"{where}: `{key}` is not an object")

@@ -1,12 +1,12 @@
-"""Types that neither NumPy nor a register has: int4, uint2, float8, float4.
+"""Types that neither NumPy nor registers support: int4, uint2, float8, float4.
 
-Inside the network such a tensor is a float32 tensor of the same numbers (`linear`'s twins). At the
-network's edge it is bytes: integers as int8 or uint8, floats as the uint8 of their bits.
+Inside the network, such a tensor is a float32 tensor with the same numbers (see `linear`). As an
+input or output it is bytes: integers as int8 or uint8, floats as uint8 with their bits.
 
     input of int4       ->  int8 input, Cast
     input of float8     ->  uint8 input, a table of 256 numbers
     Cast(x) to int4     ->  the low four bits of the integer
-    Cast(x) to float8   ->  how many thresholds |x| has reached, and the number of that step
+    Cast(x) to float8   ->  number of thresholds that |x| reaches, and the value of that step
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from bnncc.ir.pieces import Expression
 
 _WHOLE = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
 CARRIERS = {**_WHOLE, **dict.fromkeys(NARROW_FLOATS, "uint8")}
-"""What each narrow type is at the edge of a network."""
+"""Type of each narrow type at the network's boundary."""
 
 
 @dataclass(frozen=True)
 class _Format:
-    """The numbers of a narrow float."""
+    """Values of a narrow float type."""
 
     values: np.ndarray
-    """float64: those of 0 or more that are finite, by code."""
+    """float64: non-negative finite values, by code."""
     sign: int
-    """The bit of the sign, 0 if there is none."""
+    """The sign bit, or 0 if there is none."""
     infinite: bool
-    """Whether the code behind the largest number is infinity."""
+    """Whether the code after the largest number is infinity."""
     nan: int
-    """A code of NaN, -1 if there is none."""
+    """A code of NaN, or -1 if there is none."""
 
 
 def _format(dtype: str) -> _Format:
@@ -51,7 +51,7 @@ def _format(dtype: str) -> _Format:
 
 
 def decoded(write: Expression, x: str, dtype: str) -> str:
-    """Return the float32 numbers of bytes at the edge."""
+    """Convert bytes at the network's boundary to float32."""
     if dtype in _WHOLE:
         return write.cast(x, "float32")
     form = _format(dtype)
@@ -65,19 +65,19 @@ def decoded(write: Expression, x: str, dtype: str) -> str:
     if form.sign:
         made = made.choose(byte >= form.sign, -made, made)
     if form.nan >= 0:
-        # Where NaN is what would be -0, only that code is it.
+        # In formats that use -0 for NaN, only that code is NaN.
         damaged = byte.equals(form.nan) if form.nan == form.sign else code >= form.nan
         made = made.choose(damaged, _nan(made), made)
     return made.name
 
 
 def _nan(like: Number) -> Number:
-    """Return NaN in the shape of `like`; a constant one would be taken for damage."""
+    """Return NaN in the shape of `like`; computed, because a NaN constant would be rejected."""
     return (-1 - abs(like))("Sqrt")
 
 
 def encoded(write: Expression, x: str, dtype: str) -> str:
-    """Return the bytes of float32 numbers that are of a narrow type."""
+    """Convert float32 numbers of a narrow type to bytes."""
     if dtype in _WHOLE:
         return write.cast(x, _WHOLE[dtype])
     form = _format(dtype)
@@ -94,13 +94,13 @@ def encoded(write: Expression, x: str, dtype: str) -> str:
 
 
 def _negative(x: Number, form: _Format) -> Number:
-    """Return which numbers have a sign; -0 has one where the format has a -0."""
+    """Return a mask of negative numbers, including -0 if the format has it."""
     below = x < 0
     return below if form.nan == form.sign else below | (x.equals(0) & (1 / x < 0))
 
 
 def _reached(write: Expression, x: str, thresholds: np.ndarray) -> str:
-    """Return how many thresholds `x` has reached, as int64."""
+    """Return the number of thresholds that `x` reaches, as int64."""
     levels = write.constant(thresholds, "float32")
     compared = write("GreaterOrEqual", write.unsqueeze(x, -1), levels)
     return write("ReduceSum", write.cast(compared, "int64"), write.ints(-1), keepdims=0)
@@ -109,12 +109,12 @@ def _reached(write: Expression, x: str, thresholds: np.ndarray) -> str:
 def rounded(
     write: Expression, x: str, source: str, dtype: str, saturate: bool, mode: str = "up"
 ) -> str:
-    """Return the float32 numbers of `x`, of type `source`, cast to a narrow type.
+    """Return `x`, of type `source`, cast to a narrow type, as float32.
 
     Raises
     ------
     UnsupportedOp
-        If the rounding is not known.
+        If the rounding mode is not supported.
     """
     if dtype in _WHOLE:
         return _wrapped(write, x, dtype)
@@ -152,7 +152,7 @@ def rounded(
 
 
 def _wrapped(write: Expression, x: str, dtype: str) -> str:
-    """Return the low bits of an integer, or of a float without its fraction."""
+    """Return the low bits of an integer, or of a truncated float."""
     bits = int(dtype.removeprefix("u").removeprefix("int"))
     low = write("BitwiseAnd", write.cast(x, "int32"), write.constant((1 << bits) - 1, "int32"))
     if not dtype.startswith("u"):

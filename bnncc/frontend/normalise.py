@@ -1,7 +1,7 @@
-"""Bring nodes of any opset to the newest form, so that passes see one spelling.
+"""Convert nodes of any opset to the newest form, so that passes see a single form.
 
-Attributes that became inputs are made constant inputs, defaults are written out, `auto_pad` becomes
-`pads`, and operators whose meaning changed are rewritten.
+Attributes that became inputs are made constant inputs, defaults are made explicit, `auto_pad`
+becomes `pads`, and operators whose semantics changed are rewritten.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _SAME = ("SAME_UPPER", "SAME_LOWER")
 
 
 def normalise(node: Node, version: int, graph: Graph) -> list[Node]:
-    """Return the node, of opset `version`, in the newest form.
+    """Convert a node of opset `version` to the newest form.
 
     Parameters
     ----------
     node : Node
         May be changed in place.
     version : int
-        Opset of the default domain it was written for.
+        Opset of the default domain that it was written for.
     graph : Graph
-        Holds the types and constants of the node's inputs; constants are added to it.
+        Has the types and constants of the node's inputs; receives constants.
 
     Returns
     -------
     list of Node
-        Usually one node; more where the operator's meaning changed.
+        Usually one node; several if the operator's semantics changed.
 
     Raises
     ------
     UnsupportedOp
-        If an old form has no counterpart.
+        If an old form has no equivalent.
     """
     while node.inputs and not node.inputs[-1]:
         node.inputs.pop()
@@ -60,7 +60,7 @@ def _set_input(node: Node, index: int, name: str) -> None:
 
 
 def _to_inputs(before: int, *keys: str, **defaults: Any) -> Rule:
-    """Turn lists that opsets older than `before` have as attributes into inputs 1 and so on."""
+    """Convert lists that are attributes before opset `before` to inputs 1 and following."""
 
     def rule(node: Node, version: int, graph: Graph) -> list[Node] | None:
         for index, key in enumerate(keys if version < before else (), 1):
@@ -187,7 +187,7 @@ def _resize(node: Node, version: int, graph: Graph) -> list[Node] | None:
         raise UnsupportedOp(
             f"Resize `{node.name}`: coordinate mode tf_half_pixel_for_nn is not supported"
         )
-    for index in (1, 2, 3):  # opset 11 wrote absent inputs as empty constants
+    for index in (1, 2, 3):  # opset 11 has empty constants for absent inputs
         if index < len(node.inputs) and node.inputs[index]:
             value = graph.constants.get(node.inputs[index])
             if value is not None and value.size == 0:
@@ -198,7 +198,7 @@ def _resize(node: Node, version: int, graph: Graph) -> list[Node] | None:
 
 
 def _window(node: Node, version: int, graph: Graph) -> None:
-    """Write out kernel, strides, dilations, pads and group of a Conv or pool."""
+    """Make kernel, strides, dilations, pads and group of a Conv or pool explicit."""
     shape = graph.types[node.inputs[0]].shape
     attrs = node.attrs
     if node.op == "Conv":
@@ -209,7 +209,7 @@ def _window(node: Node, version: int, graph: Graph) -> None:
         if node.op == "MaxPool" and any(node.outputs[1:]):
             attrs.setdefault("storage_order", 0)
         else:
-            attrs.pop("storage_order", None)  # it is about the order of the second output
+            attrs.pop("storage_order", None)  # affects only the second output
         attrs.setdefault("ceil_mode", 0)
     if node.op == "AveragePool":
         attrs.setdefault("count_include_pad", 0)
@@ -235,7 +235,7 @@ def _window(node: Node, version: int, graph: Graph) -> None:
 
 
 def _conv_transpose(node: Node, version: int, graph: Graph) -> None:
-    """Write out pads; where the output is to be larger than they can make it, pad the output."""
+    """Make pads explicit; if the output must be larger than pads allow, pad the output."""
     attrs, weight = node.attrs, graph.types[node.inputs[1]].shape
     spatial = graph.types[node.inputs[0]].shape[2:]
     rank = len(spatial)

@@ -1,4 +1,4 @@
-"""Read an ONNX model into a graph: checked, inlined, in the newest opset's form, folded, typed."""
+"""Load an ONNX model into a graph: check, inline, convert to the newest opset, fold, type."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ def load(
     model : str, path-like or onnx.ModelProto
         File (external data is read from its folder only) or model.
     input_shapes : mapping of str to sequence of int or str, optional
-        Shapes of graph inputs, in place of symbolic dimensions or of another batch size; a str is a
+        Shapes of graph inputs, replacing symbolic dimensions or the batch size; a str is a
         symbolic dimension.
     max_dims : mapping of str to int, optional
-        The greatest sizes of symbolic dimensions.
+        Maximum sizes of symbolic dimensions.
 
     Returns
     -------
     Graph
-        Nodes in the newest opset's form, constants folded, every tensor typed. An output that does
-        not depend on an input is a constant.
+        Nodes in the form of the newest opset, with constants folded and every tensor typed. An
+        output that does not depend on an input is a constant.
 
     Raises
     ------
     ModelError
-        If the file is damaged or not supported; `UnsupportedOp` and `ShapeError` are its kinds.
+        If the file is damaged or not supported; may be `UnsupportedOp` or `ShapeError`.
     UsageError
-        If `input_shapes` names no input of the model, or `max_dims` no symbolic dimension.
+        If `input_shapes` names a tensor that is not an input, or `max_dims` an unknown dimension.
     """
     if isinstance(model, onnx.ModelProto):
         proto, folder, source = model, None, model.graph.name or "model"
@@ -186,7 +186,7 @@ def _inputs(
 
 
 def _bounds(graph: Graph, max_dims: Mapping[str, int], said: Mapping[str, str]) -> None:
-    """Name what no input gives the size of by itself, and bound what is to be bounded."""
+    """Name anonymous dimensions, and apply the bounds of symbolic ones."""
     shapes = [graph.types[name].shape for name in graph.inputs]
     known = {d for shape in shapes for d in shape if isinstance(d, str) and d.isidentifier()}
     for name in graph.inputs:
@@ -240,7 +240,7 @@ def _given(given: Sequence[Dim], shape: tuple[Dim, ...] | None, where: str) -> t
 
 
 def _outputs(proto: onnx.GraphProto, graph: Graph, overridden: bool) -> None:
-    """Compare the declared types of the outputs with what was found."""
+    """Compare the declared types of outputs with the inferred ones."""
     for value in proto.output:
         kind = value.type.tensor_type
         where = f"output `{value.name}`"
@@ -267,7 +267,7 @@ def _outputs(proto: onnx.GraphProto, graph: Graph, overridden: bool) -> None:
 
 
 def _without_elements(graph: Graph, name: str, where: str) -> None:
-    """Make an output that has no elements a constant."""
+    """Make an empty output a constant."""
     found = graph.types[name]
     if found.shape[0] != 0 or not found.static:  # TVM cannot read others back
         raise ShapeError(
@@ -283,7 +283,7 @@ def _without_elements(graph: Graph, name: str, where: str) -> None:
 
 
 def _in_cycle(nodes: Sequence[Node]) -> Node:
-    """Return a node that lies on a cycle."""
+    """Return a node on a cycle."""
     made = {o: n for n in nodes for o in n.outputs if o}
     alive = {id(n): n for n in nodes}
     changed = True
@@ -297,7 +297,7 @@ def _in_cycle(nodes: Sequence[Node]) -> Node:
                 changed = True
     node = next(iter(alive.values()))
     seen: set[int] = set()
-    while id(node) not in seen:  # walk back until a node comes again
+    while id(node) not in seen:  # go backwards until a node repeats
         seen.add(id(node))
         node = next(made[i] for i in node.inputs if i in made and id(made[i]) in alive)
     return node

@@ -7,9 +7,9 @@
     QuantAvgPool2d(x)           ->  AveragePool, Mul, Round, Mul, Floor
     XnorPopcountMatMul(a, b)    ->  (MatMul(2a - 1, 2b - 1) + K) / 2
 
-Each computes what the executor of the package `qonnx` computes, in float32 and in its order. Data
-types that annotations declare for inputs (``finn_datatype``) are in `bnncc.frontend.annotations`,
-operators on channels-last images in `bnncc.frontend.channels_last`.
+Each computes the result of the executor in the package `qonnx`, in float32 and in its order of
+operations. Annotated data types of inputs (``finn_datatype``) are handled in
+`bnncc.frontend.annotations`, channels-last operators in `bnncc.frontend.channels_last`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 MAX_BITS = 64
 
 _LAYOUTS = {2: "NC", 3: "NWC", 4: "NCHW"}
-"""What MultiThreshold takes data of so many axes for if its ``data_layout`` is empty."""
+"""Layout that MultiThreshold assumes, by rank, if its ``data_layout`` is empty."""
 
 
 def _parameter(write: Expression, index: int, what: str) -> Array:
@@ -69,7 +69,7 @@ def _bits(write: Expression, index: int, what: str = "bit width") -> np.float32:
 
 def _mode(node: Node, default: str) -> str:
     mode = str(node.attrs.get("rounding_mode", default)).upper()
-    mode = {"ROUND_TO_ZERO": "DOWN"}.get(mode, mode)  # what older versions of Brevitas write
+    mode = {"ROUND_TO_ZERO": "DOWN"}.get(mode, mode)  # written by older versions of Brevitas
     if mode not in ROUNDING:
         raise UnsupportedOp(
             f"{node.where}: `rounding_mode` is {mode[:40]!r}, one of "
@@ -79,7 +79,7 @@ def _mode(node: Node, default: str) -> str:
 
 
 def _data(write: Expression) -> str:
-    """Return the data, which are to be float32."""
+    """Return the data, which must be float32."""
     if (found := write.type().dtype) != "float32":
         raise ModelError(f"{write.where}: its data is {found}, float32 is wanted")
     return write.node.inputs[0]
@@ -159,7 +159,7 @@ def _channel_axis(node: Node, rank: int) -> int:
 
 
 def _upper(values: Array) -> Array:
-    """Return, for each value, the least float32 not below it: what a float32 is compared with."""
+    """Round each value up to float32: the value that a float32 is compared with."""
     single = values.astype(np.float32)
     low = single.astype(np.float64) < values.astype(np.float64)
     return np.where(low, np.nextafter(single, np.float32(np.inf)), single)
@@ -231,4 +231,4 @@ OPERATORS: dict[str, Reader] = {
     "Trunc": _trunc,
     "XnorPopcountMatMul": _xnor_popcount_matmul,
 }
-"""How each operator is read."""
+"""Readers, by operator."""

@@ -1,7 +1,7 @@
-"""Read the nodes of a file one by one, each in the newest form or as simpler ones, into a graph.
+"""Add the nodes of a file to a graph one by one, in the newest form or decomposed.
 
 control flow         ->  the nodes that run (`control`)
-function operators   ->  the body that ONNX gives them (`functions`)
+function operators   ->  their ONNX definition (`functions`)
 recurrences, ...     ->  operators that have kernels (`expansions`)
 constant operands    ->  a constant
 """
@@ -33,30 +33,30 @@ from bnncc.ir.pieces import Expression
 from bnncc.ir.schema import check_whole
 
 MAX_UNFOLDED = 30_000
-"""Nodes that loops, recurrences and functions may become together."""
+"""Maximum total number of nodes from loops, recurrences and functions."""
 MAX_DEPTH = 16
-"""Subgraphs inside of each other."""
+"""Maximum nesting depth of subgraphs."""
 
 NEWEST: Versions = {"": OPSET}
 
 
 def graph_nodes(located: Sequence[Located]) -> list[tuple[Node, Versions]]:
-    """Return nodes of a file as graph nodes, checked against their schemas.
+    """Convert nodes of a file to graph nodes, and check them against their schemas.
 
     Parameters
     ----------
     located : sequence of (NodeProto, mapping)
-        Each node with the opsets it was written for.
+        Each node with the opsets that it was written for.
 
     Returns
     -------
     list of (Node, mapping)
-        With unique names. A node with subgraphs also has what these read as inputs, for the order.
+        With unique names. For sorting, a node's inputs include what its subgraphs read.
 
     Raises
     ------
     ModelError
-        If a node does not fit its schema; `UnsupportedOp` if its operator is not known.
+        If a node violates its schema; `UnsupportedOp` if its operator is unknown.
     """
     names = node_names([node for node, _ in located])
     checks.check_operators(
@@ -68,7 +68,7 @@ def graph_nodes(located: Sequence[Located]) -> list[tuple[Node, Versions]]:
 
 
 def node_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
-    """Return a unique name for each node: the file's, or one made of its first output."""
+    """Return a unique name for each node: the file's, or one derived from its first output."""
     names: list[str] = []
     used: set[str] = set()
     for node in nodes:
@@ -118,13 +118,13 @@ class Reader:
     """Adds nodes of a file to a graph."""
 
     graph: Graph
-    """Holds inputs and constants with their types; nodes are added."""
+    """Has inputs and constants with their types; nodes are added."""
     local: Functions
     """The model's own functions."""
     folder: Path | None
-    """Where external data lies."""
+    """Folder of external data."""
     source: Folder
-    """Types and folds each node."""
+    """Infers types and folds constants."""
     _sequences: dict[str, list[str]] = field(default_factory=dict)
     _twins: dict[str, str] = field(default_factory=dict)
     _lowered: dict[str, Columns] = field(default_factory=dict)
@@ -133,12 +133,12 @@ class Reader:
     _depth: int = 0
 
     def read(self, node: Node, versions: Versions) -> None:
-        """Add one node, written for the opsets `versions`; what it reads has been added.
+        """Add a node that was written for the opsets `versions`; its inputs must have been added.
 
         Raises
         ------
         ModelError
-            If the node cannot be read; `UnsupportedOp` and `ShapeError` are its kinds.
+            If the node cannot be read; may be `UnsupportedOp` or `ShapeError`.
         """
         graph = self.graph
         if node.op == "Constant":
@@ -186,7 +186,7 @@ class Reader:
             self.source.emit(piece)
 
     def narrow_input(self, name: str) -> str:
-        """Let a graph input of a narrow type be bytes; return what stands for it inside."""
+        """Represent a graph input of narrow type as bytes; return the tensor that replaces it inside."""
         graph, kind = self.graph, self.graph.types[name]
         inside = graph.fresh(f"{name}.{kind.dtype}")
         write = Expression(Node("Cast", [name], [inside], {}, name), graph)
@@ -198,7 +198,7 @@ class Reader:
         return inside
 
     def narrow_output(self, name: str) -> None:
-        """Let a graph output be bytes, if it is of a narrow type."""
+        """Represent a graph output of narrow type as bytes."""
         graph, kind = self.graph, self.graph.types[name]
         if kind.dtype not in narrow.CARRIERS:
             return
@@ -214,7 +214,7 @@ class Reader:
             self.source.emit(part)
 
     def unfolds(self, node: Node, body: onnx.GraphProto, times: int) -> None:
-        """Refuse at once what many iterations will be too large for; each is still counted."""
+        """Raise an error early if that many iterations give too many nodes."""
         if times * len(body.node) > MAX_UNFOLDED:
             self._count(node, times * len(body.node))
 
@@ -237,20 +237,20 @@ class Reader:
         Parameters
         ----------
         body : GraphProto
-            What to add.
+            The subgraph.
         inputs : sequence of str
-            What its inputs are.
+            Tensors for its inputs.
         versions : mapping of str to int
-            Opsets it was written for.
+            Opsets that it was written for.
         node : Node
-            The node that holds it.
+            The node that contains it.
 
         Raises
         ------
         ModelError
             If it cannot be read.
         UnsupportedOp
-            If it holds something that is not supported.
+            If it contains something that is not supported.
         """
         self._count(node)
         self._serial += 1

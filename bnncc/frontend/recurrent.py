@@ -1,8 +1,8 @@
 """RNN, GRU and LSTM, unrolled over a sequence of known length.
 
-The products of the inputs with `W` do not depend on the state: they are one matrix product over all
-steps. What is left of a step is a product of the state with `R` and elementwise operators. Where
-sequences have lengths of their own, a step behind the end keeps the state and gives 0.
+The products of the inputs and `W` do not depend on the state, so they are one matrix product over
+all steps. Each step is then a product of the state and `R`, and elementwise operators. If sequences
+have individual lengths, steps after the end keep the state and give 0.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.ir.pieces import Expression
 
 MAX_STEPS = 1024
-"""The longest sequence; each step is code of its own."""
+"""Maximum sequence length; each step has separate code."""
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """What one operator has: gates, default activations, and the state beside the hidden one."""
+    """Properties of an operator: gates, default activations, and whether it has a cell state."""
 
     gates: int
     activations: tuple[str, ...]
@@ -42,7 +42,7 @@ class _Direction:
     index : int
         0, or 1 for the second direction.
     backward : bool
-        Whether it goes from the last step to the first.
+        Whether it processes steps in reverse order.
     """
 
     def __init__(self, write: Expression, kind: _Kind, index: int, backward: bool) -> None:
@@ -63,20 +63,20 @@ class _Direction:
         return self.write.at(name, self.index, 0) if name else ""
 
     def rows(self, name: str, gate: int, count: int = 1) -> str:
-        """Return the part of gates ``gate`` to ``gate + count`` of a weight or bias."""
+        """Return the rows of gates ``gate`` to ``gate + count`` of a weight or bias."""
         low, high = gate * self.hidden, (gate + count) * self.hidden
         ints = self.write.ints
         return self.write("Slice", name, ints(low), ints(high), ints(0))
 
     def times(self, state: str, weight: str) -> str:
-        """Return ``state @ weight.T``; nothing where the state is all zero."""
+        """Return ``state @ weight.T``, or "" if the state is zero."""
         if not state:
             return ""
         turned = self.write("Transpose", weight, perm=[1, 0])
         return self.write("MatMul", state, turned, covers=(self.write.node.name,))
 
     def plus(self, *terms: str) -> str:
-        """Return the sum of the terms that are there."""
+        """Return the sum of the terms that are not ""."""
         present = [t for t in terms if t]
         total = present[0] if present else ""
         for term in present[1:]:
@@ -88,14 +88,14 @@ class _Direction:
         return self.write.constant(1, self.dtype)
 
     def apply(self, which: int, x: str) -> str:
-        """Return an activation of `x`, clipped before if that was asked for."""
+        """Return an activation of `x`, after clipping if requested."""
         if self.clip is not None:
             bounds = (self.write.constant(v, self.dtype) for v in (-self.clip, self.clip))
             x = self.write("Clip", x, *bounds)
         return _activate(self.write, x, self.dtype, *self.functions[which])
 
     def run(self, x: str, steps: int, hidden: str, cell: str, lengths: str) -> tuple[str, ...]:
-        """Return all outputs as (steps, batch, hidden), the last one, and the last cell."""
+        """Return all outputs (steps, batch, hidden), the last output, and the last cell state."""
         write = self.write
         turned = write("Transpose", self.w, perm=[1, 0])
         inputs = write("MatMul", x, turned, covers=(write.node.name,))
@@ -179,7 +179,7 @@ _PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "Tanh": (None, None),
     "ThresholdedRelu": (1.0, None),
 }
-"""Defaults of alpha and beta of each activation, None where it has none."""
+"""Default alpha and beta of each activation, or None."""
 
 Activation = tuple[str, "float | None", "float | None"]
 
@@ -259,7 +259,7 @@ def _expand(kind: _Kind) -> Callable[[Expression], None]:
 
 
 def _order(write: Expression) -> Iterator[bool]:
-    """Yield of each direction whether it goes backward."""
+    """Yield, for each direction, whether it is reversed."""
     node = write.node
     direction = node.attrs.get("direction", "forward")
     orders = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
@@ -269,7 +269,7 @@ def _order(write: Expression) -> Iterator[bool]:
 
 
 def _steps(write: Expression) -> int:
-    """Return the length of the sequence; shapes are checked on the way."""
+    """Check shapes, and return the length of the sequence."""
     node, shape = write.node, write.type().shape
     gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[node.op]
     hidden = node.attrs.get("hidden_size")
@@ -318,7 +318,7 @@ def _steps(write: Expression) -> int:
 
 
 def _lengths(write: Expression, steps: int) -> str:
-    """Return the lengths of the sequences, if they are not all the whole."""
+    """Return the lengths of the sequences, or "" if all have full length."""
     name = write.input(4)
     value = write.graph.constants.get(name)
     if value is not None:
@@ -332,7 +332,7 @@ def _lengths(write: Expression, steps: int) -> str:
 
 
 def _initial(write: Expression, k: int, index: int, batch_first: bool) -> str:
-    """Return an initial state of one direction, nothing where it is zero."""
+    """Return the initial state of one direction, or "" if it is zero."""
     name = write.input(k)
     value = write.graph.constants.get(name)
     if not name or (value is not None and not value.any()):
@@ -345,4 +345,4 @@ EXPANSIONS = {
     "LSTM": _expand(_Kind(4, ("Sigmoid", "Tanh", "Tanh"), True, _lstm_step)),
     "RNN": _expand(_Kind(1, ("Tanh",), False, _rnn_step)),
 }
-"""How each operator is written."""
+"""Rewrite rules, by operator."""

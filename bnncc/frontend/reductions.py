@@ -1,10 +1,10 @@
-"""Reductions in all their forms: no axes, no reduction, booleans, whole numbers.
+"""Reductions in all their forms: empty axes, no reduction, bools, integers.
 
 axes empty                   ->  all axes
 axes empty, a no-op          ->  what is done to each element (SumSquare: x * x)
 Max, Min of bool             ->  of uint8
 Mean, L2, LogSum of integers ->  in wider types
-LogSumExp                    ->  the largest is taken out first, so that nothing overflows
+LogSumExp                    ->  the maximum is subtracted first, to avoid overflow
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LARGEST = {"float16": 65504.0, "float64": float(np.finfo(np.float64).max)}
 
 
 def _axes(write: Expression) -> list[int] | None:
-    """Return the axes; None for all of them."""
+    """Return the axes, or None for all."""
     name = write.input(1)
     if name and write.type(1).shape == (0,):
         return None
@@ -31,7 +31,7 @@ def _axes(write: Expression) -> list[int] | None:
 
 
 def _elementwise(write: Expression) -> str:
-    """Return what a reduction over no axis does to each element."""
+    """Return the elementwise part of a reduction over no axes."""
     x = write.node.inputs[0]
     op = write.node.op.removeprefix("Reduce")
     if op in ("L1", "L2"):
@@ -51,7 +51,7 @@ def _reduce(write: Expression) -> None:
     name = write.input(1)
     computed = bool(name) and name not in write.graph.constants and write.type(1).shape != (0,)
     if computed and not noop:
-        return  # the inference of its shape has the message
+        return  # its shape inference reports the error
     axes = _axes(write)
     if axes is None and noop:
         write.give(_elementwise(write), 0)
@@ -145,7 +145,7 @@ def _powers(write: Expression, x: str, dtype: str) -> str:
 
 
 def _root(write: Expression, total: str, dtype: str) -> str:
-    """Return the root that undoes `_powers`."""
+    """Return the root that inverts `_powers`."""
     p = int(write.node.attrs.get("p", 2))
     if p == 2:
         return write("Sqrt", total)
@@ -170,4 +170,4 @@ EXPANSIONS = {
         )
     },
 }
-"""How each operator is written."""
+"""Rewrite rules, by operator."""

@@ -1,8 +1,8 @@
-"""Give a network the weights of a ``.safetensors`` file, without torch.
+"""Replace the weights of a network by those of a ``.safetensors`` file, without torch.
 
-The file is the length of a header (8 bytes, little-endian), a header in JSON that says where each
-tensor is, and the bytes of the tensors. Nothing in it is run. An index, a file that ends in
-``.safetensors.index.json``, names the file of each tensor.
+The file consists of the length of a header (8 bytes, little-endian), a JSON header with the
+position of each tensor, and the bytes of the tensors. It contains no code. An index, a file that
+ends in ``.safetensors.index.json``, names the file of each tensor.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _DTYPES = {
     **{"I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"},
 }
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
-"""Types of floats; one is widened to another that stands behind it."""
+"""Float types; each can be widened to those after it."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor is."""
+    """Position and type of a stored tensor."""
 
     path: Path
     start: int
-    """In the file, in bytes."""
+    """Position in the file, in bytes."""
     dtype: str
     """NumPy's name, or ``bfloat16``."""
     shape: tuple[int, ...]
 
     def read(self) -> np.ndarray:
-        """Return the tensor; numbers of bfloat16 as float32."""
+        """Return the tensor; bfloat16 is converted to float32."""
         kind = np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype)
         with open(self.path, "rb") as file:
             file.seek(self.start)
@@ -56,7 +56,7 @@ class Stored:
 
 
 def stored(path: Path) -> dict[str, Stored]:
-    """Return where the tensors of a file, or of all files of an index, are.
+    """Return the tensors of a file, or of all files of an index.
 
     Raises
     ------
@@ -109,22 +109,22 @@ def _entry(path: Path, name: str, entry: Mapping[str, Any], base: int, whole: in
 
 
 def with_weights(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
-    """Return a model whose weights are those of a file, by name.
+    """Return a model with the weights of a file, matched by name.
 
-    A name may lack leading parts (``layers.0.weight`` for ``model.layers.0.weight``). Ternary
-    weights that Hugging Face's BitNet packs four to a byte are unpacked where the model's are not.
+    Names may lack leading parts (``layers.0.weight`` for ``model.layers.0.weight``). Ternary
+    weights that Hugging Face's BitNet packs four to a byte are unpacked unless the model's weights
+    are packed too.
 
     Parameters
     ----------
     model : onnx.ModelProto
-        Of any weights of the same shapes; unchanged.
+        With weights of the same shapes and any values; not modified.
     path : Path
         A ``.safetensors`` file, or the index of several.
 
     Raises
     ------
-    ModelError
-        If a weight of two or more axes is missing, or one does not fit.
+    If a weight of rank 2 or more is missing, or has another shape or type.
     """
     found = stored(path)
     made = onnx.ModelProto()
@@ -152,7 +152,7 @@ def with_weights(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
 
 
 def _match(name: str, found: Mapping[str, Stored], path: Path) -> str | None:
-    """Return which tensor of a file is a weight of a model."""
+    """Return the name of the tensor in a file that is a given weight of a model."""
     if name in found:
         return name
     alike = [k for k in found if name.endswith(f".{k}") or k.endswith(f".{name}")]
@@ -184,14 +184,14 @@ def _fitted(at: Stored, tensor: onnx.TensorProto, packed: bool, where: str) -> n
 
 
 def unpacked(packed: np.ndarray, rows: int) -> np.ndarray:
-    """Return ternary weights that are packed four to a byte, two bits each.
+    """Unpack ternary weights that are packed four to a byte, two bits each.
 
     Parameters
     ----------
     packed : ndarray of uint8, shape (ceil(rows / 4), ...)
         Bits ``2 * k`` and up of row r are row ``k * len(packed) + r``, plus 1.
     rows : int
-        Of the result.
+        Rows of the result.
 
     Returns
     -------

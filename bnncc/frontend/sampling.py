@@ -1,4 +1,4 @@
-"""DeformConv: a convolution whose taps are read beside the grid, between four pixels."""
+"""DeformConv: a convolution whose taps are interpolated between four pixels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bnncc.ir.pieces import Expression
 
 
 def _deform_conv(write: Expression) -> None:
-    """Write DeformConv as gathers of the four neighbours of each tap, and a product of matrices."""
+    """Write DeformConv as gathers of each tap's four neighbours, and a matrix product."""
     x, weight, offset = write.shape(0), write.shape(1), write.shape(2)
     attrs, dtype = write.node.attrs, write.type().dtype
     if len(x) != 4 or len(weight) != 4 or len(offset) != 4:
@@ -80,4 +80,4 @@ def _deform_conv(write: Expression) -> None:
 
 
 EXPANSIONS = {"DeformConv": _deform_conv}
-"""How each operator is written."""
+"""Rewrite rules, by operator."""

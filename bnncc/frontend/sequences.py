@@ -1,4 +1,4 @@
-"""Do without tensor sequences: torch exports `split` as SplitToSequence and SequenceAt."""
+"""Eliminate tensor sequences: torch exports `split` as SplitToSequence and SequenceAt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bnncc.ir.graph import Graph, Node
 
 
 def plain_tensors(node: Node, graph: Graph, sequences: MutableMapping[str, list[str]]) -> Node:
-    """Return a node without sequences in place of one that makes or reads a sequence.
+    """Return a node without sequences that replaces one that makes or reads a sequence.
 
         SplitToSequence -> SequenceAt(1)    ->    Split -> Identity(its output 1)
 
@@ -20,14 +20,14 @@ def plain_tensors(node: Node, graph: Graph, sequences: MutableMapping[str, list[
     node : Node
         Any node.
     graph : Graph
-        Holds types and constants of what comes before.
+        Has types and constants of the preceding nodes.
     sequences : mapping of str to list of str
-        The tensors of each sequence met so far; added to.
+        The tensors of each sequence so far; extended.
 
     Raises
     ------
     ShapeError
-        If a position is outside of the sequence.
+        If a position is out of range.
     UnsupportedOp
         If sizes or positions are not constant, or another operator reads a sequence.
     """

@@ -1,4 +1,4 @@
-"""Fourier transforms of known lengths: products with matrices of cosines and sines."""
+"""Fourier transforms of static length, as products with matrices of cosines and sines."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from bnncc.errors import ShapeError, UnsupportedOp
 from bnncc.ir.pieces import Expression
 
 MAX_LENGTH = 4096
-"""The longest transform; its matrices hold the square of it."""
+"""Maximum length of a transform; its matrices have that many rows and columns."""
 
 
 def _matrices(length: int, rows: int, columns: int, inverse: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return real and imaginary part of the transform of `rows` numbers to `columns`."""
+    """Return the real and imaginary part of the transform from `rows` to `columns` numbers."""
     turns = np.outer(np.arange(rows), np.arange(columns)) % length
     angle = 2 * np.pi / length * turns
     scale = 1 / length if inverse else 1.0
@@ -29,7 +29,7 @@ def _check(write: Expression, length: int) -> None:
 def _transform(
     write: Expression, parts: list[str], matrices: tuple[np.ndarray, np.ndarray], dtype: str
 ) -> tuple[str, str]:
-    """Return the transform along the last axis of a real part, and an imaginary one if any."""
+    """Transform the last axis of a real part and, if given, an imaginary part."""
     cosine, sine = (write.constant(m, dtype) for m in matrices)
     real, imaginary = write("MatMul", parts[0], cosine), write("MatMul", parts[0], sine)
     if len(parts) > 1:
@@ -50,7 +50,7 @@ def _parts(write: Expression, x: str, count: int) -> list[str]:
 
 
 def _sized(write: Expression, x: str, have: int, want: int, dtype: str) -> str:
-    """Return `x` with its last axis cut, or zeros put behind it."""
+    """Return `x` with its last axis cropped or padded with zeros."""
     if have == want:
         return x
     if have > want:
@@ -80,7 +80,7 @@ def _dft(write: Expression) -> None:
     wanted = half if inverse and onesided else size
     parts = [_sized(write, part, have, wanted, dtype) for part in parts]
     cosine, sine = _matrices(size, wanted, half if onesided and not inverse else size, inverse)
-    if inverse and onesided:  # the other half is the conjugate of this one
+    if inverse and onesided:  # the other half is the complex conjugate
         twice = np.full((wanted, 1), 2.0)
         twice[0] = 1.0
         if size % 2 == 0:
@@ -122,4 +122,4 @@ def _stft(write: Expression) -> None:
 
 
 EXPANSIONS = {"DFT": _dft, "STFT": _stft}
-"""How each operator is written."""
+"""Rewrite rules, by operator."""

@@ -1,4 +1,4 @@
-"""Refuse names that are not text, before anything compares them."""
+"""Reject names that are not valid text, before they are compared."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bnncc.errors import ModelError
 def check_text(model: onnx.ModelProto) -> None:
     """Check that every name in a model is UTF-8.
 
-    Protobuf hands over bytes where it cannot decode a string.
+    Protobuf returns bytes for strings that it cannot decode.
 
     Raises
     ------
     ModelError
-        Naming where the first one is that is not.
+        Names the position of the first invalid one.
     """
     for where, text in _texts(model):
         if not isinstance(text, str):

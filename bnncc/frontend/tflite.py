@@ -1,10 +1,9 @@
-"""Read TensorFlow Lite files, those of Larq Compute Engine among them, as ONNX models.
+"""Read TensorFlow Lite files, including those of Larq Compute Engine, as ONNX models.
 
     model.tflite -> tables, checked -> tensors and operators -> ONNX nodes
 
-The result is an ordinary ONNX model of the same network: passes, report and `bnncc verify` need not
-know where it came from. `bnncc.frontend.tflite_ops` and `bnncc.frontend.lce` say which nodes stand
-for which operator.
+The result is an ordinary ONNX model of the same network, so passes, reports and `bnncc verify` do
+not depend on its origin. `bnncc.frontend.tflite_ops` and `bnncc.frontend.lce` translate operators.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _INT8_HINT = (
 
 
 def is_tflite(path: str | os.PathLike[str]) -> bool:
-    """Tell by its content, or by its name if it is shorter, whether a file is TensorFlow Lite's."""
+    """Return whether a file is TensorFlow Lite, by its content or, if it is too short, its name."""
     try:
         with open(path, "rb") as file:
             head = file.read(8)
@@ -44,13 +43,13 @@ def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
     Returns
     -------
     onnx.ModelProto
-        Tensors have the file's names and layout; those that hold bits are float, +1 and -1, and
-        integers that stand for real numbers are float too, but for inputs and outputs.
+        Tensors have the file's names and layout. Packed bits become floats +1 and -1, and quantized
+        integers become floats too, except for inputs and outputs.
 
     Raises
     ------
     ModelError
-        If the file is damaged or not supported; `UnsupportedOp` and `ShapeError` are its kinds.
+        If the file is damaged or not supported; may be `UnsupportedOp` or `ShapeError`.
     """
     file = Path(path)
     data = read_bytes(file, "a TensorFlow Lite file")
@@ -68,12 +67,12 @@ def translate(network: Network, name: str) -> onnx.ModelProto:
     network : Network
         From `tflite_file.parse`.
     name : str
-        What to call it.
+        Name of the model.
 
     Raises
     ------
     ModelError
-        If an operator is unknown, or one of its forms is not supported.
+        If an operator is unknown, or one of its variants is not supported.
     """
     _check_operators(network)
     writer = Writer(network)
@@ -99,7 +98,7 @@ def _at_edge(
     writer: Writer, what: str, tensors: Iterable[Tensor],
     of_bits: Callable[[Writer, Tensor], None], of_integers: Callable[[Tensor], None],
 ) -> None:  # fmt: skip
-    """Convert the inputs or outputs that are no floats."""
+    """Convert inputs or outputs that are not floats."""
     for tensor in tensors:
         writer.where = f"{what} `{tensor.name}`"
         if tensor in writer.channels:
@@ -116,7 +115,7 @@ def _name(operator: Operator) -> str:
 
 
 def _check_operators(network: Network) -> None:
-    """Refuse operators that are not known, all in one line."""
+    """Raise an error that lists all unknown operators on one line."""
     unknown = [
         f"{_name(o)} `{o.outputs[0].name}`"
         for o in network.operators
@@ -128,7 +127,7 @@ def _check_operators(network: Network) -> None:
 
 
 def _check_types(writer: Writer, op: str) -> None:
-    """Refuse bits where only numbers make sense, and arithmetic on quantized integers."""
+    """Reject bits where numbers are required, and arithmetic on quantized integers."""
     operator = writer.operator
     for tensor in operator.inputs:
         if tensor is not None and tensor in writer.channels:

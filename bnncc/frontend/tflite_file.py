@@ -17,7 +17,7 @@ from bnncc.ir.graph import MAX_RANK, Dim, elements
 Array = np.ndarray[Any, Any]
 
 IDENTIFIER = b"TFL3"
-"""What stands at byte 4 of a file."""
+"""Identifier at byte 4 of a file."""
 
 _TYPES = {
     0: "float32", 1: "float16", 2: "int32", 3: "uint8", 4: "int64", 6: "bool", 7: "int16",
@@ -27,24 +27,24 @@ _TYPE_NAMES = {5: "string", 8: "complex64", 11: "complex128", 13: "resource", 14
                17: "int4"}  # fmt: skip
 CUSTOM = 32
 _LONGEST_NAME = 120
-"""The converter joins the names of all it fuses; longer ones would fill every message."""
+"""Maximum length of a name: the converter joins the names of all fused operators."""
 _OLD_CODES = 127
-"""The largest code that old files hold; newer codes have a field of their own."""
+"""Largest operator code in old files; newer codes have a separate field."""
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """What the integers of a tensor stand for: ``scale * (q - zero_point)``."""
+    """Quantization of a tensor: ``scale * (q - zero_point)``."""
 
     scale: Array
-    """float32: one, or one per index of `axis`."""
+    """float32: one scale, or one per index of `axis`."""
     zero_point: Array
-    """int64: as many."""
+    """int64: the same number of zero points."""
     axis: int
-    """Of scales that differ."""
+    """Axis of multiple scales."""
 
     def same(self, other: Quantization | None) -> bool:
-        """Whether integers mean the same under both."""
+        """Whether integers have the same meaning with both."""
         return (
             other is not None
             and np.array_equal(self.scale, other.scale)
@@ -57,15 +57,15 @@ class Tensor:
     """A tensor of the file."""
 
     name: str
-    """Unique; the file's name where that is."""
+    """Unique name, usually the file's."""
     dtype: str
-    """NumPy's name."""
+    """NumPy name."""
     shape: tuple[Dim, ...]
-    """A str is a dimension that is only known at run time."""
+    """A str is a dynamic dimension."""
     data: Array | None = None
     """The value of a constant."""
     quantization: Quantization | None = None
-    """Of integers that stand for real numbers."""
+    """Quantization of integers that represent real numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,29 +73,29 @@ class Operator:
     """An operator of the file."""
 
     code: int
-    """Of a builtin operator."""
+    """Code of a builtin operator."""
     op: str
-    """Name of a custom operator, else empty."""
+    """Name of a custom operator, otherwise empty."""
     inputs: tuple[Tensor | None, ...]
     outputs: tuple[Tensor, ...]
     """`inputs`, `outputs`: an absent input is None."""
     options: Table | None
-    """Of a builtin operator."""
+    """Options of a builtin operator."""
     custom: bytes
-    """Options of a custom one."""
+    """Options of a custom operator."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """The one graph of a file."""
+    """The graph of a file."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    """`inputs`, `outputs`: in the file's order."""
+    """`inputs`, `outputs`: in file order."""
     operators: tuple[Operator, ...]
-    """In the order they run in."""
+    """In execution order."""
     size: int
-    """Bytes of the file."""
+    """Size of the file in bytes."""
 
 
 def parse(data: bytes) -> Network:

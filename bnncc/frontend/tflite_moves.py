@@ -1,4 +1,4 @@
-"""TensorFlow Lite's operators that only move numbers, as ONNX nodes."""
+"""TensorFlow Lite's data movement operators, as ONNX nodes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _blocks(op: str, writer: Writer) -> str:
 
 
 def _int64(writer: Writer, tensor: Tensor, what: str) -> str:
-    """Return integers as ONNX wants sizes; they need not be constant."""
+    """Return integers in the type that ONNX requires for sizes; they may be computed."""
     if tensor.data is not None:
         return writer.constant(writer.ints(tensor, what))
     return str(writer.node("Cast", writer.read(tensor), to=7))
@@ -209,4 +209,4 @@ MOVES: dict[str, Rule] = {
     "TRANSPOSE": _transpose,
     "UNPACK": _unpack,
 }
-"""What writes each of them."""
+"""Writers of the operators."""

@@ -1,4 +1,4 @@
-"""What TensorFlow Lite calls its builtin operators, by code; for messages and tables."""
+"""Names of TensorFlow Lite's builtin operators, by code, for messages and tables."""
 
 _IN_ORDER = """
 ADD AVERAGE_POOL_2D CONCATENATION CONV_2D DEPTHWISE_CONV_2D DEPTH_TO_SPACE DEQUANTIZE
@@ -22,5 +22,5 @@ MULTINOMIAL GELU DYNAMIC_UPDATE_SLICE RELU_0_TO_1 UNSORTED_SEGMENT_PROD UNSORTED
 UNSORTED_SEGMENT_SUM ATAN2 UNSORTED_SEGMENT_MIN SIGN BITCAST BITWISE_XOR RIGHT_SHIFT
 """
 NAMES = dict(enumerate(_IN_ORDER.split()))
-"""Names up to the last code before those of StableHLO."""
+"""Names up to the last code before the StableHLO operators."""
 CODES = {name: code for code, name in NAMES.items()}

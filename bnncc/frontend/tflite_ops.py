@@ -1,7 +1,7 @@
 """TensorFlow Lite's builtin operators as ONNX nodes.
 
-Images are channels-last in the file, and stay so: convolutions and pools get a transpose before and
-behind them, which passes then move out of the way.
+Images stay channels-last, as in the file: convolutions and pools are surrounded by transposes,
+which passes later remove.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXACT = {
     "SPLIT_V", "SLICE", "STRIDED_SLICE", "GATHER", "PACK", "UNPACK", "DEPTH_TO_SPACE",
     "SPACE_TO_DEPTH", "TILE", "PAD", "MAXIMUM", "MINIMUM", "REDUCE_MAX", "REDUCE_MIN",
 }  # fmt: skip
-"""Operators that are exact on quantized integers, as long as these mean the same everywhere."""
+"""Operators that are exact on quantized integers if all operands have the same quantization."""
 
 # --------------------------------------------------------------------------------------- layers
 
@@ -31,12 +31,12 @@ EXACT = {
 def _window(writer: Writer, slots: tuple[int, int, int, int]) -> dict[str, Any]:
     """Return padding and strides; `slots` are those of the width and height of strides, dilations.
 
-    Padding SAME is ONNX's SAME_UPPER: the larger half goes behind.
+    SAME is ONNX's SAME_UPPER: the larger half of the padding is at the end.
 
     Raises
     ------
     ModelError
-        If an option makes no sense.
+        If an option is invalid.
     """
     options = writer.options()
     padding = options.scalar(0, "int8")
@@ -133,7 +133,7 @@ def _simple(
     activation: bool = False,
     **attrs: Any,
 ) -> str:
-    """Stand for an operator that ONNX has as it is."""
+    """Write an operator that has an ONNX equivalent."""
     made = writer.node(op, *map(writer.read, writer.operands(count)), **attrs)
     code = writer.option(0, "int8") if activation else 0
     return writer.activated(made, code)
@@ -160,7 +160,7 @@ def _softmax(writer: Writer) -> str:
 
 
 def _composed(*steps: str) -> Rule:
-    """Stand for an operator that is several unary ones, one after the other."""
+    """Write an operator that is a sequence of unary operators."""
 
     def rule(writer: Writer) -> str:
         name = writer.only()
@@ -246,7 +246,7 @@ _OF_ONE = (
     *("Abs", "Ceil", "Cos", "Elu", "Exp", "Floor", "Log", "Neg", "Round"),
     *("Sign", "Sin", "Sqrt", "Tanh"),
 )
-"""Operators of one operand that ONNX calls alike."""
+"""Unary operators with the same name in ONNX."""
 
 _RULES: dict[str, Rule] = {
     **MOVES,
@@ -301,6 +301,6 @@ _RULES: dict[str, Rule] = {
     "SUM": partial(_reduce, "ReduceSum"),
 }
 OPERATORS = {CODES[name]: (name, rule) for name, rule in _RULES.items()}
-"""Name of each builtin operator, and what writes it, by code."""
+"""Name and writer of each builtin operator, by code."""
 
 __all__ = ["EXACT", "NAMES", "OPERATORS"]

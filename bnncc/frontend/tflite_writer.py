@@ -1,4 +1,4 @@
-"""Builds the ONNX model that stands for a TensorFlow Lite network."""
+"""Builder of the ONNX model for a TensorFlow Lite network."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Array = np.ndarray[Any, Any]
 
 OPSET = 20
 FIRST, LAST = [0, 3, 1, 2], [0, 2, 3, 1]
-"""Transposes from channels-last to channels-first, and back."""
+"""Permutations from channels-last to channels-first, and back."""
 
 WORD_BITS = 32
 _PRODUCTS = {"Conv", "Gemm", "MatMul", "ConvTranspose"}
 _ACTIVATIONS = {0: "NONE", 1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6", 4: "TANH"}
 _SLACK = 1 << 24
 _GROWTH = 64
-"""How many bytes of ONNX constants a byte of the file may become, beyond `_SLACK`: 32 if it holds
-bits."""
+"""Limit of the bytes of ONNX constants per byte of the file, beyond `_SLACK`; bits expand to 32
+times their size."""
 
 
 def words(channels: int) -> int:
-    """Return how many words hold `channels` bits."""
+    """Return the number of words that hold `channels` bits."""
     return -(-channels // WORD_BITS)
 
 
@@ -40,16 +40,16 @@ class Writer:
     Parameters
     ----------
     network : Network
-        What they are to compute.
+        The network to translate.
 
     Attributes
     ----------
     channels : dict of Tensor to int
-        How many channels the packed tensors hold.
+        Numbers of channels of packed tensors.
     operator : Operator
-        The one at hand.
+        The current operator.
     where : str
-        What to call it in messages.
+        Description of the current operator for messages.
     """
 
     operator: Operator
@@ -75,7 +75,7 @@ class Writer:
     # ---- the operator at hand ---------------------------------------------------------------
 
     def operands(self, least: int, most: int | None = None) -> list[Any]:
-        """Return the operands, as many as `most`, absent ones None."""
+        """Return the operands, `most` in number, with None for absent ones."""
         most = least if most is None else most
         given = self.operator.inputs
         if not least <= len(given) <= most or any(t is None for t in given[:least]):
@@ -86,22 +86,22 @@ class Writer:
         return [*given, *[None] * (most - len(given))]
 
     def only(self) -> str:
-        """Return the name of the one operand."""
+        """Return the name of the only operand."""
         return self.read(self.operands(1)[0])
 
     def option(self, slot: int, kind: str, default: Any = 0) -> Any:
-        """Return an option; `default` also where there are none at all."""
+        """Return an option, or `default` if it is absent."""
         options = self.operator.options
         return default if options is None else options.scalar(slot, kind, default)
 
     def options(self) -> Table:
-        """Return the options, of which there must be some."""
+        """Return the options, which must exist."""
         if self.operator.options is None:
             raise ModelError(f"{self.where}: has no options")
         return self.operator.options
 
     def rank(self, tensor: Tensor) -> int:
-        """Return how many axes a tensor has, which must be some."""
+        """Return the rank of a tensor, which must not be 0."""
         if not tensor.shape:
             raise ShapeError(f"{self.where}: `{tensor.name}` is a scalar, axes are wanted")
         return len(tensor.shape)
@@ -109,16 +109,17 @@ class Writer:
     # ---- tensors ----------------------------------------------------------------------------
 
     def name(self, tensor: Tensor) -> str:
-        """Return what the ONNX model calls the numbers of a tensor.
+        """Return the ONNX name of the numbers of a tensor.
 
-        Bits and quantized integers are float inside the model; inputs and outputs keep their name.
+        Bits and quantized integers are floats inside the model; inputs and outputs keep their
+        names.
         """
         if tensor in self.channels:
             return f"{tensor.name}/signs"
         return f"{tensor.name}/values" if quantized(tensor) else tensor.name
 
     def read(self, tensor: Tensor | None) -> str:
-        """Return the name of an operand, after writing it down if it is a constant."""
+        """Return the name of an operand; constants are added to the model."""
         if tensor is None:
             raise ModelError(f"{self.where}: an input is missing")
         if tensor.data is None:
@@ -129,7 +130,7 @@ class Writer:
         return self._known[tensor]
 
     def numbers(self, tensor: Tensor | None, what: str) -> Array:
-        """Return the value of an operand that must be constant."""
+        """Return the value of an operand, which must be constant."""
         if tensor is None or tensor.data is None:
             raise UnsupportedOp(f"{self.where}: its {what} is not constant")
         return tensor.data
@@ -142,14 +143,14 @@ class Writer:
         return [int(v) for v in values.reshape(-1)]
 
     def constant(self, value: Array | float | Sequence[int], stem: str = "") -> str:
-        """Write down a constant; Python's floats are float32, its integers int64."""
+        """Add a constant; Python floats become float32, and integers int64."""
         if not isinstance(value, np.ndarray | np.generic):
             value = np.asarray(value, np.float32 if isinstance(value, float) else np.int64)
         value = np.asarray(value)
         self._budget -= value.nbytes
         if self._budget < 0:
             raise ModelError(f"{self.where}: the constants are larger than the file can hold")
-        if value.dtype == bool:  # files hold bytes, of which only 0 is false
+        if value.dtype == bool:  # stored as bytes, of which only 0 is false
             value = value.view(np.uint8) != 0
         name = self._fresh(stem or f"{self._label}/constant")
         self._constants[name] = numpy_helper.from_array(np.asarray(value, order="C"), name)
@@ -175,23 +176,23 @@ class Writer:
         return names[0] if outputs == 1 else names
 
     def bind(self, tensor: Tensor, name: str) -> None:
-        """Say which result is a tensor of the file."""
+        """Associate a result with a tensor of the file."""
         wanted = self.name(tensor)
-        if name in self._makers:  # nobody has read it yet, so it can still be called that
+        if name in self._makers:  # not read yet, so it can be renamed
             self.rename(name, wanted)
         else:
             self.nodes.append(helper.make_node("Identity", [name], [wanted], f"{wanted}/Identity"))
 
     def first(self, name: str) -> str:
-        """Turn an image channels-first."""
+        """Transpose an image to channels-first."""
         return str(self.node("Transpose", name, perm=FIRST))
 
     def last(self, name: str) -> str:
-        """Turn an image channels-last."""
+        """Transpose an image to channels-last."""
         return str(self.node("Transpose", name, perm=LAST))
 
     def turned(self, tensor: Tensor | None, perm: Sequence[int]) -> str:
-        """Return a transposed operand."""
+        """Return an operand, transposed."""
         if tensor is not None and tensor.data is not None and not quantized(tensor):
             return self.constant(np.ascontiguousarray(tensor.data.transpose(perm)), tensor.name)
         return str(self.node("Transpose", self.read(tensor), perm=list(perm)))
@@ -208,9 +209,9 @@ class Writer:
         return str(self.node("Clip", name, self.constant(low), self.constant(high)))
 
     def rounded(self, name: str, dtype: str, offset: str = "") -> str:
-        """Round to integers, halves away from 0, add `offset` and saturate.
+        """Round to integers, halves away from 0, then add `offset` and saturate.
 
-        With the float before 0.5, adding and flooring is right for all floats below 2**23.
+        Adding the largest float below 0.5 and rounding down is correct for all floats below 2**23.
         """
         half = self.constant(np.nextafter(np.float32(0.5), np.float32(0)))
         limits = self.constant(-65536.0), self.constant(65536.0)
@@ -226,7 +227,7 @@ class Writer:
         return str(self.node("Clip", whole, *ends))
 
     def quantization(self, tensor: Tensor) -> tuple[str, str]:
-        """Return scale and zero point of a tensor as float constants that broadcast against it."""
+        """Return scale and zero point of a tensor as float constants that broadcast with it."""
         known = tensor.quantization
         assert known is not None
         shape = [1] * len(tensor.shape)
@@ -237,25 +238,25 @@ class Writer:
         return self.constant(scale), self.constant(zero)
 
     def cast(self, name: str, dtype: str) -> str:
-        """Turn numbers into another type."""
+        """Convert numbers to another type."""
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         return str(self.node("Cast", name, to=kind))
 
     def cast_input(self, tensor: Tensor) -> None:
-        """Make float numbers of an input of quantized integers."""
+        """Convert an input of quantized integers to float."""
         self.bind(tensor, self.cast(tensor.name, "float32"))
 
     def cast_output(self, tensor: Tensor) -> None:
-        """Make quantized integers again for an output."""
+        """Convert an output back to quantized integers."""
         self.rename(self.cast(self.name(tensor), tensor.dtype), tensor.name)
 
     def rename(self, name: str, wanted: str) -> None:
-        """Call a result that nothing has read yet by another name."""
+        """Rename a result that has not been read yet."""
         made, k = self._makers.pop(name)
         made.output[k] = wanted
 
     def fail(self, what: str, hint: str | None = None) -> UnsupportedOp:
-        """Make an error about the operator at hand."""
+        """Return an error about the current operator."""
         return UnsupportedOp(f"{self.where}: {what}", hint=hint)
 
     def image(self, tensor: Tensor | None) -> tuple[Dim, ...]:
@@ -282,12 +283,12 @@ class Writer:
 
 
 def quantized(tensor: Tensor) -> bool:
-    """Whether the integers of a tensor stand for real numbers."""
+    """Whether the integers of a tensor represent real numbers."""
     return tensor.quantization is not None and tensor.dtype in ("int8", "uint8", "int16")
 
 
 def activation_range(code: int) -> tuple[float, float]:
-    """Return the bounds of a fused RELU, RELU_N1_TO_1 or RELU6; of NONE, the largest floats."""
+    """Return the bounds of a fused RELU, RELU_N1_TO_1 or RELU6; for NONE, the largest floats."""
     most = float(np.finfo(np.float32).max)
     return {0: (-most, most), 1: (0.0, most), 2: (-1.0, 1.0), 3: (0.0, 6.0)}[code]
 
@@ -299,7 +300,7 @@ def _info(tensor: Tensor) -> onnx.ValueInfoProto:
 
 
 Results = str | list[str]
-"""Names of the results of an operator's nodes, as many as the operator has outputs."""
+"""Names of an operator's results, one per output."""
 
 Rule = Callable[[Writer], Results]
-"""Writes the operator at hand."""
+"""Writes the current operator."""

@@ -1,9 +1,9 @@
 """PyTorch: exported programs, in memory or as ``.pt2`` files, become ONNX models.
 
 `archive` reads the file without unpickling and without torch, `program` its graph, and `convert`
-walks it; `elementwise`, `shapes` and `layers` say what each ATen operator is in ONNX, `views` how
-tensors share elements. `capture` turns a module or an exported program in memory into such a file's
-bytes, so that there is one way in.
+walks the graph; `elementwise`, `shapes`, `layers` and others convert the ATen operators, and
+`views` tracks which tensors share elements. `capture` saves a module or exported program in memory
+to the bytes of such a file, so there is a single code path.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".bin")
 
 
 def is_pt2(path: Path) -> bool:
-    """Tell by name and content whether a file is PyTorch's: a zip archive, or a pickle."""
+    """Return whether a file is a zip archive or a pickle of PyTorch, by name and content."""
     try:
         with open(path, "rb") as file:
             head = file.read(4)
     except (OSError, ValueError):
-        return False  # whoever reads it says why
+        return False  # the reader reports the error
     return head == ZIP_MAGIC or (path.suffix in _PICKLES and head[:1] == b"\x80")
 
 
 def read(path: Path) -> onnx.ModelProto:
-    """Read a ``.pt2`` file; nothing in it is unpickled or run.
+    """Read a ``.pt2`` file without unpickling or running anything in it.
 
     Raises
     ------
@@ -57,14 +57,14 @@ def read_module(
 ) -> onnx.ModelProto:
     """Return the ONNX model of a module or exported program; see `capture.exported`.
 
-    A program with operators that have no rule here is read once more, in torch's own decomposition.
+    A program with unsupported operators is read again after torch's own decomposition.
 
     Raises
     ------
     ModelError
         If it cannot be read.
     UnsupportedOp
-        If it has operators that have no rule in that decomposition either.
+        If there are unsupported operators after that, too.
     """
     name = type(model).__name__
     try:
@@ -78,7 +78,7 @@ def read_module(
             program = capture.decomposed(program, is_known)
             return _named(capture.saved(program), name, name)
         except ModelError:
-            raise error from None  # which names the operator that the user wrote
+            raise error from None  # names the operator that the user wrote
 
 
 def _named(content: bytes, where: str, name: str) -> onnx.ModelProto:

@@ -1,9 +1,9 @@
-"""Read what ``torch.export.save`` writes, without torch and without unpickling anything.
+"""Read files of ``torch.export.save``, without torch and without unpickling.
 
-A ``.pt2`` file is a zip archive of stored (not compressed) entries under one folder: the graph as
-JSON, each weight's bytes, and JSON that says which bytes are which tensor. Only those are read. The
-sample inputs beside them are a pickle, which may run any code when it is opened: they are skipped.
-torch.export.load, in contrast, unpickles; and files of older releases hold their weights so.
+A ``.pt2`` file is a zip archive of uncompressed entries in one folder: the graph as JSON, the bytes
+of each weight, and JSON that maps them to tensors. Only those are read. The sample inputs next to
+them are a pickle, which can run arbitrary code when it is opened, and are skipped.
+torch.export.load, in contrast, unpickles; and files of older releases store their weights that way.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Array = np.ndarray[Any, Any]
 ZIP_MAGIC = b"PK\x03\x04"
 MAX_ENTRIES = 200_000
 MAX_JSON_BYTES = 24 << 20
-"""Of all JSON of a file; as Python values it may need 25 times as much."""
+"""Maximum total size of JSON; as Python values it may need 25 times as much memory."""
 _SMALL = 4 << 20
-"""Bytes of one tensor that may always be made from fewer in the file (a broadcast weight)."""
+"""Size in bytes up to which a tensor may be larger than its data (a broadcast weight)."""
 _GROWTH = 4
-"""How many times the file's size all tensors may have beyond ``16 * _SMALL``."""
+"""Maximum total size of tensors relative to the file, beyond ``16 * _SMALL``."""
 
 EXPORT = (
     "in the program that made it: torch.export.save(torch.export.export(model.eval(), (example,)), "
@@ -56,29 +56,29 @@ DTYPES: Mapping[int, np.dtype[Any]] = {
     34: np.dtype(np.uint32),
     35: np.dtype(np.uint64),
 }
-"""By the number that the files use for it."""
+"""Types, by their number in the files."""
 
 _STRIDED = 7
 _DAMAGE = (
     *(zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, struct.error, OSError, EOFError),
     *(RuntimeError, ValueError, OverflowError, IndexError),
 )
-"""What zipfile raises for damaged archives."""
+"""Exceptions that zipfile raises for damaged archives."""
 
 
 @dataclass(frozen=True)
 class Payload:
-    """Where a tensor's bytes are."""
+    """Location and type of a tensor's bytes."""
 
     entry: str
-    """Name within the archive, without its root."""
+    """Name within the archive, without the root folder."""
     dtype: np.dtype[Any]
-    """Of an element."""
+    """Type of an element."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    """`shape`, `strides`: strides in elements."""
+    """`shape`, `strides`: strides are in elements."""
     offset: int
-    """Of the first element."""
+    """Offset of the first element, in elements."""
 
 
 class Archive:
@@ -94,7 +94,7 @@ class Archive:
     Raises
     ------
     ModelError
-        If this is another file, damaged, or cannot be read without unpickling.
+        If the file has another format, is damaged, or cannot be read without unpickling.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -162,7 +162,7 @@ class Archive:
         return found
 
     def _check_kind(self) -> None:
-        """Refuse zip archives of other kinds, with what to do instead."""
+        """Reject zip archives of other kinds, with a hint."""
         has = self._infos
         if "archive_format" not in has:
             if "serialized_exported_program.json" in has:
@@ -200,7 +200,7 @@ class Archive:
         try:
             data = self._zip.read(info)
         except _DAMAGE as error:
-            reason = str(error)[:160]  # it repeats names, which may be the whole content
+            reason = str(error)[:160]  # contains names of arbitrary length
             raise ModelError(f"archive entry `{name[:80]}`: damaged: {reason}") from error
         if len(data) != info.file_size:
             raise ModelError(f"archive entry `{name[:80]}`: truncated")
@@ -211,7 +211,7 @@ class Archive:
         self._json_left -= len(data)
         try:
             value = json.loads(data)
-            if b"\\ud" in data.lower():  # halves of characters, which no text can hold
+            if b"\\ud" in data.lower():  # surrogates, which are invalid in text
                 json.dumps(value, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             raise ModelError(f"archive entry `{name[:80]}`: is not JSON: {error}") from error
@@ -220,7 +220,7 @@ class Archive:
         return value
 
     def _payloads(self, folder: str, model: str) -> dict[str, Payload]:
-        """Return what ``data/FOLDER`` holds."""
+        """Return the payloads in ``data/FOLDER``."""
         name = f"data/{folder}/{model}_{folder}_config.json"
         config = self._json(name).get("config")
         if not isinstance(config, dict):
@@ -244,7 +244,7 @@ class Archive:
         payload : Payload
             Of `weights` or `constants`.
         where : str
-            What to call it in messages.
+            Description of the tensor for messages.
 
         Returns
         -------
@@ -256,7 +256,7 @@ class Archive:
         ModelError
             If the bytes are missing or damaged.
         ShapeError
-            If there are fewer than the shape needs.
+            If there are fewer bytes than the shape needs.
         """
         item = payload.dtype.itemsize
         wanted = elements(payload.shape, where) * item
@@ -283,11 +283,11 @@ class Archive:
         view = as_strided(flat[payload.offset :], payload.shape, strides, writeable=False)
         if payload.dtype == bool:
             return view != 0
-        return np.ascontiguousarray(view).reshape(payload.shape)  # which a scalar would lose
+        return np.ascontiguousarray(view).reshape(payload.shape)  # keeps rank 0
 
 
 def pickled(what: str) -> ModelError:
-    """Return the error for a file that could only be read by running what it says."""
+    """Return the error for a file that could only be read by running its code."""
     return ModelError(
         f"{what} is a pickle, which can run code when it is read, so it is not read",
         hint=f"save the model as an exported program {EXPORT}",

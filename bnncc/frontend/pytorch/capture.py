@@ -1,6 +1,6 @@
-"""Modules and exported programs in memory: what ``torch.export.save`` makes of them is read.
+"""Modules and exported programs in memory: they are saved like a file, and then read.
 
-Operators that the reader does not know are first replaced by torch's own decompositions.
+Operators that the reader does not support are first replaced by torch's own decompositions.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from bnncc.errors import ModelError, UsageError
 
 
 def is_torch(model: object) -> bool:
-    """Whether `model` is a module or exported program; torch is not imported to find out."""
+    """Whether `model` is a module or exported program; does not import torch."""
     return any(base.__module__.partition(".")[0] == "torch" for base in type(model).__mro__)
 
 
 def exported(model: Any, example_inputs: Any = None, dynamic_shapes: Any = None) -> Any:
-    """Return the exported program of a module, or the one that `model` is.
+    """Return the exported program of a module; return an exported program unchanged.
 
     Parameters
     ----------
     model : torch.nn.Module or torch.export.ExportedProgram
-        A module is exported as it is in eval mode, and left as it was.
+        A module is exported in eval mode; its mode is restored.
     example_inputs : tensor or tuple of tensors, optional
         Arguments of a module's ``forward``.
     dynamic_shapes : optional
-        What ``torch.export.export`` calls so.
+        The argument of ``torch.export.export``.
 
     Returns
     -------
@@ -37,7 +37,7 @@ def exported(model: Any, example_inputs: Any = None, dynamic_shapes: Any = None)
     Raises
     ------
     UsageError
-        If there are no example inputs, or they do not go with `model`.
+        If example inputs are missing, or given for an exported program.
     ModelError
         If torch cannot export it.
     """
@@ -65,30 +65,30 @@ def exported(model: Any, example_inputs: Any = None, dynamic_shapes: Any = None)
     with _evaluating(torch, model):
         try:
             return torch.export.export(model, tuple(example_inputs), dynamic_shapes=dynamic_shapes)
-        except Exception as error:  # torch raises whatever the module's own code raises, too
+        except Exception as error:  # including errors of the module's own code
             text, hint = _reason(error)
             raise ModelError(f"torch.export cannot export it: {text}", hint=hint) from error
 
 
 def decomposed(program: Any, known: Callable[[str], bool]) -> Any:
-    """Return an exported program in which no operator has an effect, and few are not known.
+    """Return an exported program without side effects, and with few unsupported operators.
 
     Parameters
     ----------
     program : torch.export.ExportedProgram
-        Left as it is.
+        The program; not modified.
     known : callable
-        Whether an operator, as ``conv2d.default``, is to be left alone.
+        Whether an operator, such as ``conv2d.default``, should be kept.
 
     Returns
     -------
     torch.export.ExportedProgram
-        With torch's own decompositions of what is not known, as far as torch has them.
+        With torch's decompositions of unsupported operators, as far as torch has them.
 
     Raises
     ------
     ModelError
-        If torch cannot do it.
+        If torch fails.
     """
     import torch
     from torch._decomp import decomposition_table
@@ -115,9 +115,9 @@ def decomposed(program: Any, known: Callable[[str], bool]) -> Any:
 
 
 def _compute_constants(torch: Any, program: Any, known: Callable[[str], bool]) -> None:
-    """Let torch compute what operators that are not known make of parameters and constants alone.
+    """Replace what unsupported operators compute from parameters and constants only by its value.
 
-    Weights that `torch.nn.utils.parametrizations.orthogonal` makes are such.
+    Weights from `torch.nn.utils.parametrizations.orthogonal` are an example.
     """
     signature = program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -161,7 +161,7 @@ def _makers(node: Any) -> set[Any]:
 
 
 def _store(torch: Any, program: Any, node: Any, value: Any) -> None:
-    """Put a constant in the place of what a node computes."""
+    """Replace a node by a constant."""
     from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
     name = f"computed_{node.name}"
@@ -176,30 +176,30 @@ def _store(torch: Any, program: Any, node: Any, value: Any) -> None:
 
 
 _ROUNDS = 6
-"""A decomposition is made of others, which torch looks up itself; more than one round is rare."""
+"""Rounds of decomposition: a decomposition may contain others; more than one round is rare."""
 
 
 def _operators(torch: Any, program: Any) -> set[Any]:
-    """Return the operators that a program calls, with the graphs in it."""
+    """Return the operators that a program calls, including those in subgraphs."""
     graphs = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     nodes = (node for graph in graphs for node in graph.graph.nodes)
     return {n.target for n in nodes if isinstance(n.target, torch._ops.OpOverload)}
 
 
 def _wrappers(torch: Any, program: Any) -> list[Any]:
-    """Return the operators that call graphs, such as ``with`` statements."""
+    """Return the operators that call subgraphs, such as ``with`` statements."""
     higher = torch._ops.HigherOrderOperator
     return [n.target for n in program.graph.nodes if isinstance(n.target, higher)]
 
 
 def _named(operator: Any) -> str:
-    """Return what files call an operator."""
+    """Return the name of an operator in files."""
     name = str(operator)
     return name.removeprefix("aten.") if name.startswith("aten.") else f"torch.ops.{name}"
 
 
 def _reason(error: Exception) -> tuple[str, str]:
-    """Return what torch says of a module it cannot export, and what to do."""
+    """Return torch's reason for a failed export, and a hint."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     hint = "make torch.export.export(model.eval(), example_inputs) work first"
     if "fake tensor" in lines[0]:
@@ -212,7 +212,7 @@ def _reason(error: Exception) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _evaluating(torch: Any, model: Any) -> Iterator[None]:
-    """Put `model` into eval mode, and back."""
+    """Switch `model` to eval mode inside the context."""
     training = [m for m in model.modules() if m.training]
     model.eval()
     try:
@@ -229,7 +229,7 @@ def saved(program: Any) -> bytes:
     Raises
     ------
     ModelError
-        If torch has no form for something in it.
+        If torch cannot serialize something in it.
     """
     import torch
 
@@ -237,17 +237,17 @@ def saved(program: Any) -> bytes:
     try:
         with _plain_results(torch, program):
             torch.export.save(program, buffer)
-    except Exception as error:  # of several kinds: operators and constants it has no form for
+    except Exception as error:  # several types, for operators and constants it cannot serialize
         raise ModelError(f"torch.export cannot save the program: {str(error)[:200]}") from error
     return buffer.getvalue()
 
 
 @contextlib.contextmanager
 def _plain_results(torch: Any, program: Any) -> Iterator[None]:
-    """Let a program return a tuple of its results for a while.
+    """Make a program return a flat tuple of its results inside the context.
 
-    Files say how results are nested, and torch cannot write that for all kinds: not for what
-    topk returns. The reader has no use for it.
+    Files contain the nesting of results, which torch cannot serialize in all cases, e.g. for the
+    result of topk. The reader does not use it.
     """
     signature = program.module_call_graph[0].signature
     spec = signature.out_spec

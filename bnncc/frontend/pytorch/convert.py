@@ -1,9 +1,8 @@
-"""Turn an exported program into an ONNX model: one walk, one rule for each ATen operator.
+"""Convert an exported program to an ONNX model: one walk, with one rule per ATen operator.
 
-Exported programs may change tensors in place, also through views of them (``x[:, :8] += y``). Each
-tensor of the program has a current ONNX value here. A write makes a new value, and puts it back
-into the tensor that the written one is a view of; other views are computed again when they are
-read.
+Exported programs may modify tensors in place, also through views (``x[:, :8] += y``). Each tensor
+of the program has a current ONNX value here. A write creates a new value, and updates the tensor of
+which the written one is a view; other views are recomputed when they are read.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from bnncc.ir.evaluate import make_attribute
 from bnncc.ir.graph import Node
 
 OPSET = 22
-"""Of the models made."""
+"""Opset of the models."""
 
 RULES: dict[str, Rule] = {
     **elementwise.RULES,
@@ -54,17 +53,17 @@ RULES: dict[str, Rule] = {
     **resizing.RULES,
     **windows.RULES,
 }
-"""What becomes of each ATen operator."""
+"""Rule of each ATen operator."""
 
 _IN_PLACE = re.compile(r"(_?[a-z]\w*[^_\W])_(\.\w+)")
 _COPIES = ("Cast", "Identity", "Reshape")
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _RESHAPING = {"squeeze", "unsqueeze", "transpose", "t", "swapaxes", "set", "resize", "as_strided"}
-"""Operators whose in-place form changes a tensor's shape, for all its names."""
+"""Operators whose in-place form changes the shape of a tensor and all its aliases."""
 
 
 def is_known(target: str) -> bool:
-    """Whether there is a rule for an operator, as ``conv2d.default``, or for what it computes."""
+    """Whether there is a rule for an operator (``conv2d.default``) or its functional form."""
     match = _IN_PLACE.fullmatch(target)
     return target in RULES or (match is not None and match[1] + match[2] in RULES)
 
@@ -75,12 +74,12 @@ def to_onnx(content: bytes) -> onnx.ModelProto:
     Returns
     -------
     onnx.ModelProto
-        Inputs are named as the arguments of ``forward``, layers as their modules.
+        Inputs have the names of ``forward``'s arguments, layers those of their modules.
 
     Raises
     ------
     ModelError
-        If the file is damaged, or not one; `UnsupportedOp` and `ShapeError` are its kinds.
+        If the file is damaged or has another format; may be `UnsupportedOp` or `ShapeError`.
     """
     archive = Archive(content)
     return Converter(read(archive), archive).model()
@@ -96,7 +95,7 @@ class _View:
 
 
 class Converter:
-    """The state of the walk over a program, whose weights an archive holds."""
+    """Converts a program, whose weights are in an archive."""
 
     def __init__(self, program: Program, archive: Archive) -> None:
         self.program, self.archive = program, archive
@@ -136,7 +135,7 @@ class Converter:
         return model
 
     def _check_known(self, calls: list[Call]) -> None:
-        """Name every unsupported operator at once."""
+        """Raise an error that lists all unsupported operators."""
         unknown = [c for c in calls if (functional(c) or c.target) not in RULES]
         if not unknown:
             return
@@ -176,7 +175,7 @@ class Converter:
             self._note_views(alias)
 
     def _results(self, call: Call, target: str) -> list[str]:
-        """Emit a call; its last nodes take the names of its outputs, where these are free."""
+        """Emit the nodes of a call; the last ones get the names of its outputs if possible."""
         start = len(self.nodes)
         site = Site(self, call)
         try:
@@ -187,7 +186,7 @@ class Converter:
             if not text.startswith(call.target.removesuffix(".default")):
                 text = f"{call.where}: {text}"
             raise kind(text, hint=error.hint) from error
-        except Exception as error:  # arguments of a damaged file may be anything
+        except Exception as error:  # damaged files may contain arbitrary arguments
             reason = f"{type(error).__name__} {error}"[:200]
             raise ModelError(f"{call.where}: its arguments make no sense: {reason}") from error
         if nodes := self.nodes[start:]:
@@ -213,7 +212,7 @@ class Converter:
     # ----------------------------------------------------------------------------- values and views
 
     def value(self, name: str) -> Value:
-        """Return the current value of a tensor, or of a number known at run time."""
+        """Return the current value of a tensor, or of a number computed at run time."""
         meta = self.metas[name]
         if not meta.dtype:
             raise UnsupportedOp(f"tensor `{name}` has a type that is not supported")
@@ -249,7 +248,7 @@ class Converter:
         return self._current[name]
 
     def constant(self, name: str) -> np.ndarray | None:
-        """Return a value that is known: stored, or a copy or another shape of what is."""
+        """Return a value known at compile time: stored, or a reshaped copy of a stored one."""
         steps: list[Node] = []
         makers = {out: node for node in self.nodes for out in node.outputs}
         while name not in self.initializers:
@@ -270,11 +269,11 @@ class Converter:
         return value
 
     def owns(self, name: str) -> bool:
-        """Whether a tensor is no view of another."""
+        """Whether a tensor is not a view of another."""
         return name not in self._views
 
     def _load(self, name: str) -> str:
-        """Add a parameter, buffer or constant to the model; tied ones once."""
+        """Add a parameter, buffer or constant to the model; tied ones only once."""
         key = self.program.stored[name]
         if name in self.program.mutated:
             raise UnsupportedOp(
@@ -296,7 +295,7 @@ class Converter:
         return self._stored[payload]
 
     def _note_number(self, call: Call, name: str) -> None:
-        """Remember the type of a result that is no tensor to torch."""
+        """Record the dtype of a result that torch does not treat as a tensor."""
         if name not in self.metas:
             item = call.target in ("item.default", "_local_scalar_dense.default")
             dtype = self.value(call.refs()[0]).dtype if item else "int64"
@@ -334,7 +333,7 @@ class Converter:
         return _unused(stem, self._names)
 
     def _label(self, call: Call, product: bool) -> str:
-        """Return an unused node name: the module's path, for its first product."""
+        """Return an unused node name: the module's path for its first product."""
         stem = call.module if call.leaf or product else ""
         if not stem or stem in self._labels:
             stem = f"{call.module}/{call.name}" if call.module else call.name
@@ -359,7 +358,7 @@ class Converter:
         return helper.make_tensor_value_info(name, kind or TensorProto.UNDEFINED, dims)
 
     def _renamed(self, dim: str) -> str:
-        """Return a dimension with N for the first axis of the first input."""
+        """Return a dimension, renamed to N if it is the first axis of the first input."""
         leading = self.metas[self.program.inputs[0]].shape[:1] if self.program.inputs else ()
         first = next((d for d in leading if isinstance(d, str) and d.isidentifier()), None)
         return dim if first is None else re.sub(rf"\b{first}\b", "N", dim)
@@ -368,7 +367,7 @@ class Converter:
         names: list[str] = []
         for out in self.program.outputs:
             if not isinstance(out, Ref) or out.name not in self.program.metas:
-                continue  # None, or a number that forward returned as it was given
+                continue  # None, or a number that forward returned unchanged
             name = self._read(out.name)
             if name in names or name in self.program.inputs or name in self.initializers:
                 source, name = name, self.fresh(f"{out.name}.output")
@@ -382,7 +381,7 @@ def _text(value: Name) -> str:
 
 
 def functional(call: Call) -> str | None:
-    """Return what an operator that changes its first argument computes; None for the others."""
+    """Return the functional form of an in-place operator; None for others."""
     match = _IN_PLACE.fullmatch(call.target)
     if match is None or call.target in RULES:
         return None

@@ -1,4 +1,4 @@
-"""Elementwise operators, and tensors made of numbers."""
+"""Elementwise operators, and type promotion."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def _kind(dtype: str) -> int:
 
 
 def promoted(site: Site, *given: Any) -> str:
-    """Return the dtype that torch computes operands in: tensors count more than numbers.
+    """Return the dtype in which torch computes: tensors take precedence over numbers.
 
     Parameters
     ----------
     site : Site
-        Of the call.
+        The call.
     *given
-        `Ref` of tensors and of numbers, and numbers.
+        `Ref` of tensors and of numbers, or numbers.
     """
     groups: tuple[list[str], list[str], list[str]] = ([], [], [])
     for item in given:
@@ -62,14 +62,14 @@ def _float(site: Site) -> Name:
 
 
 def formula(function: Callable[..., Number], *names: str) -> Rule:
-    """Return the rule of a formula of arguments, in the type of the result.
+    """Return a rule that applies a formula to arguments, in the dtype of the result.
 
     Parameters
     ----------
     function : callable
-        Takes a `Number` for each.
+        Takes a `Number` for each argument.
     *names : str
-        Of the arguments; the first one if none is named.
+        Names of the arguments; default: the first one.
     """
 
     def rule(site: Site) -> Name:
@@ -80,13 +80,13 @@ def formula(function: Callable[..., Number], *names: str) -> Rule:
 
 
 def unary(op: str, site: Site, **attrs: Any) -> Name:
-    """Write an operator that ONNX has for the result's own type."""
+    """Write an operator that ONNX supports for the dtype of the result."""
     first = site.cast(site.value(site.first()), site.out.dtype)
     return site.emit(op, [first], **attrs)
 
 
 def binary(op: str, site: Site) -> Name:
-    """Write arithmetic on two operands, the second times ``alpha``."""
+    """Write an arithmetic operator on two operands, the second multiplied by ``alpha``."""
     dtype = site.out.dtype
     self, other = site.operand(site.get("self"), dtype), site.operand(site.get("other"), dtype)
     if dtype == "bool":
@@ -125,13 +125,13 @@ def _divide(site: Site) -> Name:
     one, two, mode = site.number("self"), site.number("other"), site.get("rounding_mode")
     if mode == "floor" or "floor_divide" in site.call.target:
         return floor_divided(one, two).name
-    quotient = one / two  # of integers: towards 0
+    quotient = one / two  # for integers: truncated
     truncated = mode == "trunc" and one.dtype in FLOATS
     return (_truncated(quotient) if truncated else quotient).name
 
 
 def floor_divided(one: Number, two: Number) -> Number:
-    """Return a quotient rounded down, as torch finds it: from the remainder, which is exact."""
+    """Return a quotient rounded down, computed from the exact remainder, as torch does."""
     rest = one("Mod", two, fmod=1)
     whole = (one - rest) / two
     whole = whole.choose(_falls_short(rest, two), whole - 1, whole)
@@ -142,7 +142,7 @@ def floor_divided(one: Number, two: Number) -> Number:
 
 
 def _falls_short(rest: Number, divisor: Number) -> Number:
-    """Whether a remainder is not 0 and has another sign than the divisor."""
+    """Whether a remainder is not 0 and differs in sign from the divisor."""
     return ((rest < 0) ^ (divisor < 0)) & ~rest.equals(0)
 
 
@@ -161,7 +161,7 @@ def _pow(site: Site) -> Name:
 
 
 def _clamp(site: Site, *, least: float | None = None, most: float | None = None) -> Name:
-    """Write bounds that are tensors or numbers, by default `least` and `most`."""
+    """Write bounds that are tensors or numbers; defaults: `least` and `most`."""
     x, dtype = _float(site), site.out.dtype
     low, high = (
         site.get("min", site.get("min_val", least)),
@@ -178,7 +178,7 @@ def _clamp(site: Site, *, least: float | None = None, most: float | None = None)
 
 
 def _sign_of(x: Number) -> Number:
-    """+1 where `x` >= 0, else -1: torch.copysign, but for -0.0, which counts as 0."""
+    """Return +1 if `x` >= 0, otherwise -1: torch.copysign, except that -0.0 counts as 0."""
     return x.choose(x >= 0, 1, -1)
 
 
@@ -199,7 +199,7 @@ def _elu(site: Site) -> Name:
 
 
 def _alpha(op: str, key: str, default: float) -> Rule:
-    """Write an activation, whose ``alpha`` the argument `key` is."""
+    """Write an activation whose ``alpha`` is the argument `key`."""
     return lambda site: site.emit(op, [_float(site)], alpha=float(site.get(key, default)))
 
 
@@ -213,7 +213,7 @@ def _softplus(site: Site) -> Name:
     scaled = x if beta == 1 else x * beta
     made = scaled("Softplus")
     made = made if beta == 1 else made / beta
-    if limit < 20:  # from there on it differs from x by less than 3e-9
+    if limit < 20:  # above, it differs from x by less than 3e-9
         made = made.choose(scaled > limit, x, made)
     return made.name
 
@@ -246,7 +246,7 @@ def _addc(op: str, site: Site) -> Name:
 
 
 def _logarithm(base: float, site: Site) -> Name:
-    """Write a logarithm: of a power of the base, it is a whole number."""
+    """Write a logarithm; for a power of the base, the result is an exact integer."""
     wide = site.cast(site.tensor("self"), "float64")
     made = site.emit("Div", [site.emit("Log", [wide]), site.const(math.log(base), "float64")])
     return site.cast(made, site.out.dtype, "float64")
@@ -276,7 +276,7 @@ def _rrelu(site: Site) -> Name:
 
 
 def _atan2(y: Number, x: Number) -> Number:
-    """Return angles of all quadrants; of 0 and 0 it is 0."""
+    """Return angles in all quadrants; 0 for (0, 0)."""
     level = x.equals(0)
     angle = (y / x.choose(level, 1, x))("Atan")
     angle = x.choose(x < 0, angle + _sign_of(y) * math.pi, angle)
@@ -334,7 +334,7 @@ def _numbers(site: Site) -> Name:
 
 
 def _of_numbers(one: Number, two: Number, op: str) -> Number:
-    """Return ``fmax`` and ``fmin``, which ignore NaN."""
+    """Return ``fmax`` or ``fmin``, which ignore NaN."""
     made = one(op, two)
     if one.dtype not in FLOATS:
         return made
@@ -343,7 +343,7 @@ def _of_numbers(one: Number, two: Number, op: str) -> Number:
 
 
 def _shift(left: bool, site: Site) -> Name:
-    """Write a shift of integers: arithmetic, so that a right one rounds down."""
+    """Write a shift of integers; a right shift is arithmetic, so it rounds down."""
     dtype = site.out.dtype
     x, count = site.number("self"), site.get("other")
     if not isinstance(count, int) or not 0 <= count < np.iinfo(dtype).bits - 1:

@@ -1,4 +1,4 @@
-"""Normalisations, pools and pads."""
+"""Normalizations, pooling and padding."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _batch_norm(site: Site) -> Name:
 
 
 def _batch_norm_of_batch(site: Site, x: Value) -> Name:
-    """Emit a layer made without running statistics: it takes those of its batch, also in eval."""
+    """Emit a layer without running statistics, which uses those of its batch, also in eval mode."""
     axes = site.ints_const([k for k in range(x.rank) if k != 1])
     mean = site.emit("ReduceMean", [x, axes], keepdims=1)
     off = site.emit("Sub", [x, mean])
@@ -47,7 +47,7 @@ def _batch_norm_of_batch(site: Site, x: Value) -> Name:
 
 
 def _per_channel(site: Site, made: Name, rank: int) -> Name:
-    """Return what was normalised times ``weight`` plus ``bias``, where they are given."""
+    """Apply ``weight`` and ``bias`` after a normalization, if they are given."""
     for op, key in (("Mul", "weight"), ("Add", "bias")):
         if site.has(key):
             factor = site.reshape(site.tensor(key), [-1, *[1] * (rank - 2)])
@@ -97,7 +97,7 @@ def _rms_norm(site: Site) -> Name:
 
 
 def _weight_norm(site: Site) -> list[Any]:
-    """Return weights of a given length along all axes but one, or along all."""
+    """Return weights with a given norm along all axes but one, or along all."""
     v, g, axis = site.tensor("v"), site.tensor("g"), site.get("dim", 0)
     axes = [k for k in range(v.rank) if axis == -1 or k != axis % v.rank]
     norm = site.emit("ReduceL2", [v, site.ints_const(axes)], keepdims=int(axis != -1))
@@ -114,7 +114,7 @@ def _softmax(op: str, site: Site) -> Name:
 
 
 def _max_pool(site: Site) -> list[Any]:
-    """With places of the maxima, where they are wanted."""
+    """Write max-pooling, with the positions of the maxima if they are used."""
     x = site.tensor("self")
     rank = _pool_rank(site)
     kernel = site.ints("kernel_size", rank, 1)
@@ -148,7 +148,7 @@ def _average_pool(site: Site) -> Name:
     whole = divisor is not None or site.get("count_include_pad", True)
     pads = padding * 2
     value = x
-    if divisor is not None and ceil:  # windows that reach beyond the padding hold zeros there
+    if divisor is not None and ceil:  # windows beyond the padding contain zeros
         have, want = x.shape[-rank:], site.out.shape[-rank:]
         site.sizes((*have, *want), "of a dynamic image, with both ceil_mode and divisor_override")
         behind = [
@@ -171,7 +171,7 @@ def _average_pool(site: Site) -> Name:
 
 
 def _adaptive(op: str, site: Site) -> Name:
-    """Write a pool to a given size."""
+    """Write pooling to a given size."""
     x = site.tensor("self")
     rank = _pool_rank(site)
     wanted = site.get("output_size")

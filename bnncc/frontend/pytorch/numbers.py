@@ -1,4 +1,4 @@
-"""Tensors made of numbers, selections, changes of type, and operators that mean nothing here."""
+"""Constant tensors, selections, casts, and operators without effect in inference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bnncc.frontend.pytorch.site import MAX_PARAMETER, Name, Rule, Site
 
 
 def same(site: Site) -> Name:
-    """Return the first argument: copies and hints mean nothing here."""
+    """Return the first argument, for copies and hints."""
     return site.value(site.first())
 
 
@@ -26,7 +26,7 @@ def _dropout(site: Site) -> Name:
 
 
 def _full(number: Any, site: Site) -> Name:
-    """Write a tensor of one number: `number`, or the argument of that name."""
+    """Write a tensor filled with `number`, or with the argument of that name."""
     given = site.get(number) if isinstance(number, str) else number
     first = site.first()
     if isinstance(first, Ref) and site.call.target.partition(".")[0].endswith("_like"):

@@ -1,4 +1,4 @@
-"""Elements by their indices: picking, scattering, sorting and searching."""
+"""Indexing, scattering, sorting, searching and prefix operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bnncc.frontend.pytorch.program import Ref
 from bnncc.frontend.pytorch.site import FLOATS, Name, Rule, Site, Value
 
 _PREFIXES = 1024
-"""How long an axis may be along which prefixes are taken one by one."""
+"""Maximum length of an axis whose prefixes are computed one by one."""
 
 
 # ------------------------------------------------------------------------------------------ picking
@@ -24,7 +24,7 @@ def _embedding(site: Site) -> Name:
 
 
 def _embedding_bag(site: Site) -> list[Any]:
-    """Emit bags of one size, as two-dimensional indices are."""
+    """Emit bags of equal size, given by two-dimensional indices."""
     weight, indices = site.tensor("weight"), site.tensor("indices")
     offsets = site.held(site.tensor("offsets"))
     count = indices.shape[0]
@@ -57,7 +57,7 @@ def _take(site: Site) -> Name:
 
 
 def _indices(site: Site, x: Value) -> tuple[list[int], list[Value]]:
-    """Return which axes are indexed, and by what; a stored mask becomes the indices it selects."""
+    """Return the indexed axes and their indices; a stored mask is converted to indices."""
     axes: list[int] = []
     found: list[Value] = []
     axis = 0
@@ -87,7 +87,7 @@ def _indices(site: Site, x: Value) -> tuple[list[int], list[Value]]:
 
 
 def _together(site: Site, indices: list[Value]) -> tuple[Name, int]:
-    """Return indices side by side in a last axis, broadcast, and how many axes are before it."""
+    """Return broadcast indices stacked along a last axis, and the number of axes before it."""
     rank = max(i.rank for i in indices)
     alike = len({i.shape for i in indices}) == 1
     total: Name = indices[0]
@@ -104,14 +104,14 @@ def _together(site: Site, indices: list[Value]) -> tuple[Name, int]:
 
 
 def _fronted(axes: list[int], rank: int) -> list[int]:
-    """Return the permutation that brings the axes to the front."""
+    """Return the permutation that moves the axes to the front."""
     return [*axes, *(k for k in range(rank) if k not in axes)]
 
 
 def _places(axes: list[int], rank: int, width: int) -> list[int]:
-    """Return where indexed axes, which lie in front, are in torch's result.
+    """Return the positions of indexed axes, which are in front, in torch's result.
 
-    They stay in front, but where they follow each other: then they take the place of the first.
+    They stay in front unless they are adjacent: then they replace the first of them.
     """
     total = rank - len(axes) + width
     together = axes == list(range(axes[0], axes[0] + len(axes)))
@@ -176,7 +176,7 @@ def _masked(site: Site, x: Value, mask: Value, values: Value, accumulate: bool) 
 
 
 def _masked_scatter(site: Site) -> Name:
-    """Put the first elements of a tensor, one after the other, where a mask is set."""
+    """Copy consecutive elements of a tensor to the positions where a mask is set."""
     x, mask = site.tensor("self"), site.tensor("mask")
     wide = mask if mask.shape == x.shape else site.expand(mask, x)
     flat = site.cast(site.reshape(wide, [-1]), "int64", "bool")
@@ -210,7 +210,7 @@ def _neutral(kind: str, dtype: str) -> Any:
 
 
 def _scatter(site: Site, *, reduce: str | None = None) -> Name:
-    """Write ``scatter`` and its kin, by elements along an axis."""
+    """Write ``scatter`` and its variants, elementwise along an axis."""
     x, index = site.tensor("self"), site.tensor("index")
     axis = site.axis("dim", x.rank)
     how = site.get("reduce", reduce)
@@ -239,7 +239,7 @@ def _scatter(site: Site, *, reduce: str | None = None) -> Name:
 
 
 def _updates(site: Site, source: Any, index: Value, dtype: str) -> Name:
-    """Return what is scattered, of the shape of the indices."""
+    """Return the values to scatter, in the shape of the indices."""
     if not isinstance(source, Ref):
         return site.filled(site.shape_of(index), source, dtype)
     value = site.value(source)
@@ -277,7 +277,7 @@ def _index_along(op: str, site: Site) -> Name:
 
 
 def _scatter_part(site: Site) -> Name:
-    """Copy a tensor, with a part along one axis replaced; the part may have gaps."""
+    """Copy a tensor, replacing a part along one axis; the part may be strided."""
     x, source = site.tensor("self"), site.tensor("src")
     axis = site.axis("dim", x.rank)
     size = site.known(x.shape[axis], axis)
@@ -295,7 +295,7 @@ def _scatter_part(site: Site) -> Name:
 
 
 def placed(site: Site, x: Value, part: Name, axis: int, places: list[int]) -> Name:
-    """Return `x` with `part` at some places along an axis."""
+    """Return `x` with `part` at given positions along an axis."""
     size = site.known(x.shape[axis], axis)
     if not places:
         return x
@@ -316,7 +316,7 @@ def placed(site: Site, x: Value, part: Name, axis: int, places: list[int]) -> Na
 
 
 def diagonal_places(site: Site, x: Value) -> tuple[list[int], np.ndarray, list[int]]:
-    """Return the order of axes with the two of a diagonal last, its places, and their sizes."""
+    """Return the axis order with the axes of a diagonal last, its positions, and their sizes."""
     one, two = site.axis("dim1", x.rank, 0), site.axis("dim2", x.rank, 1)
     offset = site.get("offset", 0)
     rows, columns = (site.known(x.shape[a], a) for a in (one, two))
@@ -380,7 +380,7 @@ def _embedded(site: Site, x: Value, offset: int, one: int, two: int) -> Name:
     count = site.known(x.shape[-1], x.rank - 1)
     size = count + abs(offset)
     pads = np.zeros((2, x.rank), np.int64)
-    pads[1, -1] = 1  # a zero behind the last
+    pads[1, -1] = 1  # append a zero
     longer = site.emit("Pad", [x, site.ints_const(pads.reshape(-1).tolist())])
     places = np.full((size, size), count)
     rows = max(0, -offset) + np.arange(count)
@@ -421,7 +421,7 @@ def _sorted(site: Site, x: Value, axis: int, descending: bool) -> list[Any]:
 
 
 def _sort(part: int | None, site: Site) -> Name | list[Any]:
-    """Write sorting; `part` says whether values or indices alone are wanted."""
+    """Write sorting; `part` selects values (0) or indices (1) only."""
     x = site.tensor("self")
     default = 0 if site.call.target.startswith("msort") else -1
     axis = site.axis("dim", x.rank, default)
@@ -430,7 +430,7 @@ def _sort(part: int | None, site: Site) -> Name | list[Any]:
 
 
 def _ranked(site: Site, x: Value, axis: int, rank: int, keep: bool) -> list[Any]:
-    """Return the value of a rank, counted from the smallest, and its index."""
+    """Return the value with a given rank, counted from the smallest, and its index."""
     made = _sorted(site, x, axis, descending=False)
     if x.rank == 0:
         return made
@@ -457,7 +457,7 @@ def _median(site: Site) -> Name | list[Any]:
 
 
 def _buckets(site: Site) -> Name:
-    """``searchsorted`` and ``bucketize``: how many boundaries are below."""
+    """Write ``searchsorted`` and ``bucketize``: the number of boundaries below."""
     edges = site.tensor("boundaries" if site.has("boundaries") else "sorted_sequence")
     given = site.get("self")
     if site.has("sorter"):
@@ -493,7 +493,7 @@ def _one_hot(site: Site) -> Name:
 
 
 def _prefixes(site: Site, x: Value, axis: int, outside: Any) -> tuple[Name, int]:
-    """Return for each place of an axis all values, with `outside` for those behind it."""
+    """Return, for each position along an axis, all values, with `outside` after it."""
     size = site.known(x.shape[axis], axis) if x.rank else 1
     if size > _PREFIXES:
         raise site.refuse(f"along an axis of {size}, at most {_PREFIXES} can be")
@@ -514,7 +514,7 @@ def _cumulated(op: str, outside: Any, site: Site) -> Name:
 
 
 def _cumulated_extreme(op: str, place: str, site: Site) -> list[Any]:
-    """Write ``cummax`` and ``cummin``: of equal values, the last counts."""
+    """Write ``cummax`` and ``cummin``; of equal values, the last index is returned."""
     x = site.tensor("self")
     if x.rank == 0:
         return [x, site.const(0, "int64")]
@@ -527,7 +527,7 @@ def _cumulated_extreme(op: str, place: str, site: Site) -> list[Any]:
 
 
 def _repeated(site: Site) -> Name:
-    """``repeat_interleave``: each element, or each part along an axis, several times."""
+    """Write ``repeat_interleave``: repeat each element, or each slice along an axis."""
     x = site.tensor("self")
     axis = 0 if site.get("dim") is None else site.axis("dim", x.rank)
     if site.get("dim") is None:
@@ -580,4 +580,4 @@ RULES: dict[str, Rule] = {
     "take.default": _take,
     "topk.default": _top_k,
 }
-"""What becomes of each operator."""
+"""Rules, by operator."""

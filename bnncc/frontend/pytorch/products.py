@@ -14,7 +14,7 @@ from bnncc.frontend.pytorch.site import EVAL, Name, Rule, Site, Value
 
 
 def batched(site: Site, x: Value, rank: int, layer: Any) -> Name:
-    """Run a layer that wants a batch, also on a single image."""
+    """Apply a layer that requires a batch, also to a single image."""
     if x.rank == rank + 2:
         return layer(x)
     zero = site.ints_const([0])
@@ -80,7 +80,7 @@ def _addmm(site: Site) -> Name:
 
 
 def _weighted(site: Site, bias: Value, made: Name, alpha: float, beta: float) -> Name:
-    """Return ``beta * bias + alpha * made``; a beta of 0 leaves the bias out."""
+    """Return ``beta * bias + alpha * made``; bias is omitted if beta is 0."""
     if alpha != 1:
         made = site.emit("Mul", [made, site.const(alpha, bias.dtype)])
     if beta == 0:
@@ -112,7 +112,7 @@ def _bilinear(site: Site) -> Name:
 
 
 def _cdist(site: Site) -> Name:
-    """Return distances of all rows of one matrix to all of another."""
+    """Return the distances of all rows of one matrix from all rows of another."""
     one, two, order = site.tensor("x1"), site.tensor("x2"), site.get("p", 2.0)
     rows = site.emit("Unsqueeze", [one, site.ints_const([one.rank - 1])])
     columns = site.emit("Unsqueeze", [two, site.ints_const([two.rank - 2])])
@@ -143,7 +143,7 @@ def _attention(site: Site) -> Name:
     perm = [*range(key.rank - 2), key.rank - 1, key.rank - 2]
     scores = site.emit("MatMul", [query, site.transpose(keys, perm)])
     scores = site.emit("Mul", [scores, site.const(scale, dtype)])
-    shown: Name = ""  # where a query may look; a row without such a place gives zeros
+    shown: Name = ""  # mask of attended positions; a row without any gives zeros
     if site.get("is_causal"):
         shown = _causal(site, query, key)
     elif site.has("attn_mask"):
@@ -164,7 +164,7 @@ def _attention(site: Site) -> Name:
 
 
 def _shared(site: Site, query: Value, x: Value) -> Name:
-    """Repeat the heads of keys or values, each for the queries that share it."""
+    """Repeat the heads of keys or values for the queries that share them."""
     if not site.get("enable_gqa") or x.shape[-3] == query.shape[-3]:
         return x
     have, want = x.shape[-3], query.shape[-3]

@@ -12,55 +12,55 @@ from bnncc.ir.graph import Dim
 
 @dataclass(frozen=True)
 class Ref:
-    """A value of the program: a tensor, or a number known at run time only."""
+    """A value of the program: a tensor, or a number computed at run time."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Meta:
-    """Type of a tensor as torch saw it."""
+    """Type of a tensor as recorded by torch."""
 
     dtype: str
-    """NumPy's name; empty for types that cannot be compiled."""
+    """NumPy name; empty for unsupported types."""
     shape: tuple[Dim, ...]
     """A str is a symbol, or an expression of symbols."""
     contiguous: bool = True
-    """Whether its strides are those of a freshly made tensor, as far as is known."""
+    """Whether it has the default strides, as far as known."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One operator of the program."""
+    """A call of an operator."""
 
     target: str
-    """``conv2d.default`` for ATen's operators, other namespaces in full."""
+    """``conv2d.default`` for ATen operators; full names for other namespaces."""
     args: Mapping[str, Any]
-    """By the operator's own argument names; `Ref`, number, string, dtype, None or lists of them."""
+    """By the operator's argument names: `Ref`, number, string, dtype, None or lists of these."""
     outputs: tuple[str, ...]
-    """Names of results; empty for one that nothing uses."""
+    """Names of results; empty for unused ones."""
     name: str
-    """Of the node."""
+    """Name of the node."""
     module: str = ""
-    """Path of the module it is called in, as ``layer1.0.conv1``."""
+    """Path of the calling module, such as ``layer1.0.conv1``."""
     leaf: bool = False
-    """Whether that module is one of torch's own."""
+    """Whether that module is one of torch's."""
     line: str = ""
-    """Where in the user's code, as ``net.py:20``."""
+    """Position in the user's code, such as ``net.py:20``."""
 
     @property
     def where(self) -> str:
-        """What to call it in messages."""
+        """Description of the call for messages."""
         line = f" ({self.line})" if self.line else ""
         return f"{self.target.removesuffix('.default')} `{self.name}`{line}"
 
     def refs(self) -> list[str]:
-        """Return the names of all values it reads."""
+        """Return the names of all values that it reads."""
         return [r.name for value in self.args.values() for r in references(value)]
 
 
 def references(value: Any) -> list[Ref]:
-    """Return the `Ref` that `value` is, or those in the list that it is."""
+    """Return the `Ref` in an argument, or all in a list."""
     if isinstance(value, Ref):
         return [value]
     if isinstance(value, list):
@@ -73,28 +73,28 @@ class Program:
     """An exported program."""
 
     calls: list[Call]
-    """In order."""
+    """In program order."""
     inputs: list[str]
     """User inputs."""
     outputs: list[Any]
     """What the program returns."""
     stored: dict[str, str]
-    """What stands for a parameter, buffer or constant, and the parameter's name."""
+    """By value: name of the parameter, buffer or constant."""
     metas: dict[str, Meta]
-    """Of every tensor."""
+    """Types of all tensors."""
     mutated: set[str] = field(default_factory=set)
-    """Stored values that change from call to call."""
+    """Stored values that the program modifies."""
     max_dims: dict[str, int] = field(default_factory=dict)
-    """The greatest sizes of symbols, where the program has any."""
+    """Maximum sizes of symbols, if known."""
 
 
 def check_order(program: Program) -> None:
-    """Check that names are given once, and before they are used.
+    """Check that names are defined once, and before they are used.
 
     Raises
     ------
     ModelError
-        Naming the call.
+        Names the call.
     """
     made = {*program.inputs, *program.stored}
     if len(made) != len(program.inputs) + len(program.stored):
@@ -114,7 +114,7 @@ def check_order(program: Program) -> None:
 
 
 def live_calls(program: Program, mutates: Callable[[Call], bool]) -> list[Call]:
-    """Return the calls that outputs depend on, and those that change what they depend on."""
+    """Return the calls that outputs depend on, including those that modify dependencies."""
     live = {r.name for out in program.outputs for r in references(out)}
     kept: list[Call] = []
     for call in reversed(program.calls):

@@ -1,11 +1,11 @@
-"""Quantizers of PyTorch's quantization-aware training, as the arithmetic that they do.
+"""Quantizers of PyTorch's quantization-aware training, as arithmetic.
 
     fake_quantize_per_*        ->  Mul by 1 / scale, Round, Add, Clip, Sub, Mul
     quantize_per_*             ->  Mul by 1 / scale, Round, Add, Clip, Cast
     dequantize_per_*           ->  Cast, Sub, Mul
 
-``QuantizeLinear`` divides, which rounds elsewhere. Scales come as numbers of Python or as tensors;
-with numbers ``fake_quantize`` takes the reciprocal in float32, ``quantize_per_tensor`` in float64.
+``QuantizeLinear`` divides, which rounds differently. Scales are Python numbers or tensors; for
+numbers, ``fake_quantize`` takes the reciprocal in float32, ``quantize_per_tensor`` in float64.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FLOAT = "float32"
 
 
 def _parameter(site: Site, given: Any, rank: int, axis: int | None) -> Name:
-    """Return a scale or zero point as float32, to be broadcast along `axis`."""
+    """Return a scale or zero point as float32 that broadcasts along `axis`."""
     if not isinstance(given, Ref):
         return site.const(given, _FLOAT)
     held = site.value(given)
@@ -40,7 +40,7 @@ def _reciprocal(site: Site, scale: Name, given: Any) -> Name:
 
 
 def _whole(site: Site, x: Name, scale: Name, zero: Name, given: Any) -> Name:
-    """Return the integers of a quantizer, in float32."""
+    """Return the integers of a quantizer as float32."""
     scaled = site.emit("Mul", [x, _reciprocal(site, scale, given)])
     shifted = site.emit("Add", [site.emit("Round", [scaled]), zero])
     limits = [_limit(site, key) for key in ("quant_min", "quant_max")]
@@ -67,13 +67,13 @@ def _fake(per_channel: bool, site: Site) -> Name:
     data = site.cast(x, _FLOAT)
     whole = _whole(site, data, scale, zero, given)
     made = site.emit("Mul", [site.emit("Sub", [whole, zero]), scale])
-    return site.cast(made, site.out.dtype, _FLOAT)  # no mask: it is for gradients
+    return site.cast(made, site.out.dtype, _FLOAT)  # the mask, for gradients, is omitted
 
 
 def _observed(site: Site) -> Name | list[Any]:
-    """Return what a module that observes and quantizes gives once it no longer observes.
+    """Return the result of an observing quantizer module after observation has been disabled.
 
-    Its scale is that of the lowest and highest value seen: torch computes it whenever it quantizes.
+    Torch computes its scale from the observed range whenever it quantizes.
     """
     for key, hint in (("observer_on", "disable_observer"), ("fake_quant_on", "enable_fake_quant")):
         held = site.stored(key)
@@ -117,4 +117,4 @@ RULES: dict[str, Rule] = {
     f"{_DECOMPOSED}quantize_per_channel.default": partial(_quantize, True),
     f"{_DECOMPOSED}dequantize_per_channel.default": partial(_dequantize, True),
 }
-"""What becomes of each operator."""
+"""Rules, by operator."""

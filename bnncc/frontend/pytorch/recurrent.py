@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from bnncc.frontend.pytorch.site import Name, Rule, Site, Value
 
 _ORDER = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
-"""Where ONNX's gates are in torch's: (i, o, f, c) in (i, f, g, o), (z, r, h) in (r, z, n)."""
+"""Positions of ONNX's gates in torch's: (i, o, f, c) in (i, f, g, o), (z, r, h) in (r, z, n)."""
 _STEPS = 1024
 
 
 class _Layer(NamedTuple):
-    """One layer of a stack: what it reads, and by direction its weights."""
+    """One layer of a stack: its input and, by direction, its weights."""
 
     op: str
     activation: str
@@ -59,7 +59,7 @@ def _layers(op: str, site: Site, *, activation: str = "") -> list[Any]:
 
 
 def _layer(site: Site, layer: _Layer) -> list[Name]:
-    """Emit ONNX's own operator; return sequence and last states."""
+    """Emit the ONNX operator; return the sequence and the last states."""
     op, activation, x, weights, biased, initial = layer
     hidden = int(weights[0][1].shape[1])
     order = _ORDER[op]
@@ -83,7 +83,7 @@ def _layer(site: Site, layer: _Layer) -> list[Name]:
 
 
 def _joined(site: Site, sequence: Name, directions: int) -> Name:
-    """Return [length, directions, batch, hidden] as torch has it."""
+    """Convert [length, directions, batch, hidden] to torch's layout."""
     if directions == 1:
         return site.emit("Squeeze", [sequence, site.ints_const([1])])
     return site.reshape(site.transpose(sequence, [0, 2, 1, 3]), [0, 0, -1])
@@ -103,7 +103,7 @@ def _stacked(site: Site, parts: Sequence[Name]) -> Name:
 
 
 def _projected(site: Site, layer: _Layer) -> list[Name]:
-    """Emit an LSTM that projects its state, which ONNX lacks, step by step."""
+    """Emit an LSTM with projected state, which ONNX lacks, step by step."""
     _, _, x, weights, biased, initial = layer
     length = site.tensor("input").shape[1 if site.get("batch_first") else 0]
     if not isinstance(length, int) or length > _STEPS:
@@ -138,7 +138,7 @@ def _weights(params: Sequence[Name], biased: bool) -> list[Name]:
 
 
 def _sums(site: Site, x: Name, h: Name, weights: Sequence[Name]) -> list[Name]:
-    """Return what the input and the state contribute to the gates."""
+    """Return the contributions of input and state to the gates."""
     w, u, b, c = weights
     return [
         site.emit("Gemm", [value, weight, bias], transB=1)
@@ -192,4 +192,4 @@ RULES: dict[str, Rule] = {
     "rnn_relu_cell.default": partial(_cell, partial(_plain_cell, "Relu")),
     "rnn_tanh_cell.default": partial(_cell, partial(_plain_cell, "Tanh")),
 }
-"""What becomes of each operator."""
+"""Rules, by operator."""

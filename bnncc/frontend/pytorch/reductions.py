@@ -18,7 +18,7 @@ def _axes(site: Site, rank: int, key: str = "dim") -> list[int]:
 
 
 def reduce(op: str, site: Site) -> Name:
-    """Write a reduction along axes, by default along all."""
+    """Write a reduction along axes; default: all axes."""
     x = site.tensor("self")
     return _reduced(site, op, site.cast(x, site.out.dtype), _axes(site, x.rank))
 
@@ -49,7 +49,7 @@ def _place(op: str, site: Site) -> Name:
 
 
 def _variance(site: Site, *, root: bool) -> Name | list[Any]:
-    """Write a variance, or of its root; also with the mean."""
+    """Write a variance or standard deviation, optionally with the mean."""
     x = site.tensor("self")
     axes = _axes(site, x.rank)
     correction = site.get("correction", 1)
@@ -69,7 +69,7 @@ def _variance(site: Site, *, root: bool) -> Name | list[Any]:
 
 
 def _any(op: str, site: Site) -> Name:
-    """Whether any value, or each, is not 0."""
+    """Return whether any, or every, value is not 0."""
     x = site.tensor("self")
     truth = site.cast(site.cast(x, "bool"), "int32", "bool")
     made = _reduced(site, op, truth, _axes(site, x.rank))
@@ -77,7 +77,7 @@ def _any(op: str, site: Site) -> Name:
 
 
 def norm(site: Site, x: Value, order: Any, axes: list[int], keep: bool) -> Name:
-    """Write the norm of an order along axes."""
+    """Write the norm of order `order` along axes."""
     reduced = partial(_reduced, site, axes=axes, keep=keep)
     names = {1: "ReduceL1", 2: "ReduceL2"}
     if order in names:
@@ -106,7 +106,7 @@ def _cumsum(site: Site) -> Name:
 
 
 def _diff(site: Site) -> Name:
-    """Write differences of neighbours, `n` times."""
+    """Write differences of adjacent elements, `n` times."""
     given, dtype = site.tensor("self"), site.out.dtype
     if dtype == "bool":
         raise site.refuse("of bools", hint="use torch.logical_xor of two slices")

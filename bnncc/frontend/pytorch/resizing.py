@@ -1,7 +1,7 @@
-"""Images of another size, and samples of images where a grid says.
+"""Resizing of images, and sampling at positions given by a grid.
 
-Where torch finds its pixels is computed here as torch does it, in float32 where it uses float32:
-ONNX's formulas are equal on paper, but an index is a rounded number.
+Positions are computed as torch does, in float32 where torch uses float32. ONNX's formulas are
+mathematically equal, but an index is a rounded number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _POOLS = (1, 2, 3)
 
 
 def _target(site: Site) -> tuple[Value, list[Any], list[float | None]]:
-    """Return the image, and for each axis the size wanted and the factor given."""
+    """Return the image, and for each axis the target size and the given scale."""
     x = site.value(site.first())
     rank = x.rank - 2
     factors = site.get("scale_factors")
@@ -31,14 +31,14 @@ def _target(site: Site) -> tuple[Value, list[Any], list[float | None]]:
 
 
 def _step(have: int, want: int, factor: float | None) -> np.float32:
-    """Return how many pixels of the image are one of the result."""
+    """Return the distance of result pixels in the image."""
     if factor is not None:
         return np.float32(1.0 / factor)
     return np.float32(have) / np.float32(want)
 
 
 def _places(have: int, want: int, factor: float | None, exact: bool) -> np.ndarray:
-    """Return which pixel of the image each pixel of the result is."""
+    """Return the image pixel that each result pixel copies."""
     if want == have and not exact:
         return np.arange(want)
     if want == 2 * have and not exact:
@@ -99,7 +99,7 @@ def _triangle(x: float) -> float:
 
 
 def _keys(x: float) -> float:
-    """Keys' cubic with -0.5, which torch uses for antialiasing only."""
+    """Keys' cubic kernel with a = -0.5, which torch uses with antialiasing only."""
     x, a = abs(x), -0.5
     if x < 1:
         return ((a + 2) * x - (a + 3)) * x * x + 1
@@ -107,7 +107,7 @@ def _keys(x: float) -> float:
 
 
 def _mixture(have: int, want: int, factor: float | None, corners: bool, cubic: bool) -> np.ndarray:
-    """Return the matrix of how much of each pixel is in each pixel of the result."""
+    """Return the matrix of weights of image pixels in result pixels."""
     if corners:
         step = (have - 1) / (want - 1) if want > 1 else 0.0
     else:

@@ -35,7 +35,7 @@ def _flatten(site: Site) -> Name:
 
 
 def _behind(site: Site, x: Value, axis: int) -> list[int]:
-    """Return the sizes of the axes behind `axis`."""
+    """Return the sizes of the axes after `axis`."""
     return site.sizes(x.shape[axis + 1 :], f"an axis behind axis {axis} is dynamic")
 
 
@@ -82,7 +82,7 @@ def _t(site: Site) -> Name:
 
 
 def _turned(site: Site, *, last: bool) -> Name:
-    """``x.mT`` swaps the last two axes, ``x.T`` all of them."""
+    """Write ``x.mT``, which swaps the last two axes, or ``x.T``, which reverses all."""
     x = site.tensor("self")
     if last:
         return _swapped(site, x, x.rank - 2, x.rank - 1)
@@ -120,7 +120,7 @@ def _ravel(site: Site) -> Name:
 
 
 def _made_of_numbers(make: Callable[[Site], Any], site: Site) -> Name:
-    """Write a tensor that depends on numbers alone."""
+    """Write a tensor that depends on numbers only."""
     value = make(site)
     if value.size > MAX_PARAMETER:
         raise site.refuse(f"has {value.size} elements, at most {MAX_PARAMETER} can be made")
@@ -199,7 +199,7 @@ def _stack(site: Site) -> Name:
 
 
 def _split(site: Site) -> list[Any]:
-    """``split``, ``split_with_sizes`` and ``chunk``: torch wrote down how large the parts are."""
+    """Write ``split``, ``split_with_sizes`` and ``chunk``, with the recorded sizes."""
     x = site.value(site.first())
     axis = site.axis("dim", x.rank)
     if len(site.outs()) == 1:
@@ -260,7 +260,7 @@ def _flip(site: Site) -> Name:
 def _roll(site: Site) -> Name:
     x, dims, shifts = site.tensor("self"), site.get("dims"), site.get("shifts")
     value, shape = x, list(x.shape)
-    if not dims:  # all elements in a row
+    if not dims:  # on the flattened tensor
         shape = [math.prod(site.known(n, k) for k, n in enumerate(x.shape))]
         dims, value = [0], Value(site.reshape(x, [-1]), x.dtype, tuple(shape))
     made: Name = value
@@ -275,7 +275,7 @@ def _roll(site: Site) -> Name:
 
 
 def _regrouped(site: Site, x: Value, parts: list[int], order: list[int], whole: list[int]) -> Name:
-    """Return `x` with its last axes cut into parts, which are turned and joined again."""
+    """Split the last axes of `x` into parts, permute them, and merge them again."""
     lead = x.rank - len(whole)
     cut = site.reshape(x, [*[0] * lead, *parts])
     turned = site.transpose(cut, [*range(lead), *(lead + k for k in order)])

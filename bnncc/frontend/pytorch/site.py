@@ -1,4 +1,4 @@
-"""What the rules of operators work with: the arguments of one call, and ways to emit ONNX nodes."""
+"""Interface for the rules of operators: arguments of a call, and methods that emit ONNX nodes."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ class Value(NamedTuple):
 
 
 class Converter(Protocol):
-    """What a site needs of `bnncc.frontend.pytorch.convert.Converter`, which makes it."""
+    """Interface of `bnncc.frontend.pytorch.convert.Converter` that a site uses."""
 
     nodes: list[Node]
     initializers: dict[str, np.ndarray]
     metas: dict[str, Meta]
 
     def value(self, name: str) -> Value:
-        """Return the ONNX tensor that holds a tensor of the program now."""
+        """Return the ONNX tensor that currently holds a tensor of the program."""
 
     def constant(self, name: str) -> np.ndarray | None:
         """Return the value of an ONNX tensor, if it is known."""
 
     def owns(self, name: str) -> bool:
-        """Whether a tensor of the program shares its elements with no other."""
+        """Whether a tensor of the program shares its elements with no other tensor."""
 
     def fresh(self, stem: str) -> str:
-        """Return a name that no ONNX tensor has."""
+        """Return an unused name of an ONNX tensor."""
 
 
 Name = Value | str
@@ -66,7 +66,7 @@ class Site:
 
     @property
     def where(self) -> str:
-        """What to call it in messages."""
+        """Description of the call for messages."""
         return self.call.where
 
     @property
@@ -98,7 +98,7 @@ class Site:
         return self.value(self.call.args[key])
 
     def contiguous(self, key: str) -> bool:
-        """Whether a tensor argument has a storage of its own, in the usual order."""
+        """Whether a tensor argument has storage of its own with default strides."""
         name = self.call.args[key].name
         return self._converter.owns(name) and self._converter.metas[name].contiguous
 
@@ -113,11 +113,11 @@ class Site:
         return self._converter.value(ref.name)
 
     def stored(self, key: str) -> np.ndarray | None:
-        """Return a tensor argument that is stored in the file; None for others."""
+        """Return the value of a tensor argument that is stored in the file; None for others."""
         return self._converter.initializers.get(self.tensor(key).name)
 
     def held(self, value: Value) -> np.ndarray | None:
-        """Return what a value is, if it is stored in the file or a constant made of numbers."""
+        """Return the value of a tensor that is stored in the file or constant; None for others."""
         return self._converter.constant(value.name)
 
     def ints(self, key: str, count: int, default: int | Sequence[int]) -> list[int]:
@@ -131,18 +131,18 @@ class Site:
         return value
 
     def axis(self, key: str, rank: int, default: int = 0) -> int:
-        """Return an axis, counted from the front."""
+        """Return an axis as a non-negative number."""
         axis = self.get(key, default)
         if not -max(rank, 1) <= axis < max(rank, 1):
             raise UnsupportedOp(f"{self.where}: axis {axis} of a tensor with {rank}")
         return int(axis) % max(rank, 1)
 
     def refuse(self, what: str, hint: str | None = None) -> UnsupportedOp:
-        """Return the error that says what of this call is not supported."""
+        """Return an error about an unsupported property of this call."""
         return UnsupportedOp(f"{self.where}: {what}", hint=hint)
 
     def refuse_training(self, *keys: str) -> None:
-        """Raise that error if one of some arguments says that the layer is trained."""
+        """Raise that error if one of the arguments indicates training mode."""
         if any(self.get(key) for key in keys):
             raise self.refuse("is in training mode", hint=EVAL)
 
@@ -153,7 +153,7 @@ class Site:
         return size
 
     def sizes(self, dims: Sequence[Any], unknown: str) -> list[int]:
-        """Return sizes that must be known; what is `unknown` stands in the error."""
+        """Return sizes, which must be known; otherwise raise an error with the text `unknown`."""
         if not all(isinstance(d, int) for d in dims):
             raise self.refuse(unknown)
         return list(dims)
@@ -168,9 +168,9 @@ class Site:
         op : str
             ONNX operator.
         inputs : sequence
-            Values, or names of values emitted before; ``""`` for none.
+            Values, or names of emitted values; ``""`` for an absent input.
         **attrs
-            Attributes; those that are None are left out.
+            Attributes; those that are None are omitted.
         """
         return self.emit_many(op, inputs, 1, **attrs)[0]
 
@@ -192,7 +192,7 @@ class Site:
         return name
 
     def full(self, shape: Sequence[int], number: float, dtype: str) -> str:
-        """Return a constant tensor of one number, as a layer's missing parameter is."""
+        """Return a tensor filled with one number, for an absent parameter of a layer."""
         if elements(shape, self.where) > MAX_PARAMETER:
             raise ShapeError(f"{self.where}: parameters of shape {list(shape)} are too large")
         return self.const(np.full(shape, number), dtype)
@@ -202,7 +202,7 @@ class Site:
         return self.const(list(values), "int64")
 
     def cast(self, value: Name, dtype: str, have: str = "") -> Name:
-        """Return `value` (of dtype `have`) in another dtype."""
+        """Convert `value` (of dtype `have`) to another dtype."""
         if isinstance(value, Value):
             have = value.dtype
         if have == dtype:
@@ -211,7 +211,7 @@ class Site:
         return self.emit("Cast", [value], to=to)
 
     def typed(self, value: Value, dtype: str) -> Value:
-        """Return `value` in another dtype, with its shape."""
+        """Convert `value` to another dtype, keeping its shape."""
         name = self.cast(value, dtype)
         return name if isinstance(name, Value) else Value(name, dtype, value.shape)
 
@@ -222,14 +222,14 @@ class Site:
         return self.const(given, dtype)
 
     def number(self, given: Any, dtype: str = "") -> Number:
-        """Return a tensor or number, or the argument of a name, in a formula.
+        """Return a tensor, number, or named argument as an operand of formulas.
 
         Parameters
         ----------
         given : str, Ref, Value or number
-            What it is.
+            The operand.
         dtype : str, optional
-            Of the formula; by default that of the result.
+            Dtype of the formula; default: that of the result.
         """
         dtype = dtype or self.out.dtype
         given = self.get(given) if isinstance(given, str) else given
@@ -237,7 +237,7 @@ class Site:
         return Number(self.emit, self.const, name, dtype)
 
     def reshape(self, value: Name, shape: Sequence[Any]) -> str:
-        """Return `value` in a shape of numbers and symbols."""
+        """Reshape `value` to numbers and symbols."""
         return self.emit("Reshape", [value, self.shape(shape)])
 
     def transpose(self, value: Name, perm: Sequence[int]) -> str:
@@ -270,7 +270,7 @@ class Site:
         return self.emit("Expand", [value, self.shape_of(like)])
 
     def filled(self, shape: str, number: Any, dtype: str) -> str:
-        """Return a tensor of one number, of the shape that the vector `shape` holds."""
+        """Return a tensor filled with one number; `shape` is a vector."""
         value = np.full(1, number, np.dtype(_numpy(dtype)))
         return self.emit("ConstantOfShape", [shape], value=value)
 

@@ -1,4 +1,4 @@
-"""Tensors that share their elements with another, and how a write to one reaches the other."""
+"""Views: tensors that share elements, and how a write to one affects the others."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ALIASING = {
 
 
 def shares(call: Call, metas: Mapping[str, Meta]) -> str | None:
-    """Return the tensor whose elements a call's results may share; None if they are new."""
+    """Return the tensor with which a call's results may share elements, or None."""
     first = next(iter(call.args.values()), None)
     if not isinstance(first, Ref) or first.name not in metas or not any(call.outputs):
         return None
@@ -81,13 +81,13 @@ def put_back(site: Site, name: str, parent: str, value: Name, writer: Call) -> N
     site : Site
         The call that made the view.
     name : str
-        Which of its results was written.
+        The result that was written.
     parent : str
-        ONNX value of what it is a view of.
+        ONNX value of the tensor that it is a view of.
     value : str
-        What was written.
+        The written value.
     writer : Call
-        For messages.
+        The writing call, for messages.
 
     Returns
     -------
@@ -97,7 +97,7 @@ def put_back(site: Site, name: str, parent: str, value: Name, writer: Call) -> N
     Raises
     ------
     UnsupportedOp
-        If the view has a form that cannot be written through.
+        If writes through this kind of view are not supported.
     """
     call = site.call
     source = Value(parent, *_type(site))
@@ -133,7 +133,7 @@ def _type(site: Site) -> tuple[str, tuple[int | str, ...]]:
 
 
 def _place(site: Site, name: str, source: Value) -> tuple[int, range, bool] | None:
-    """Return axis and places of a part, and whether the axis is gone from it."""
+    """Return axis and positions of a part, and whether the axis was removed from it."""
     call, rank = site.call, source.rank
     if call.target not in _PART | _PARTS:
         return None

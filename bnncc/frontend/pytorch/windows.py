@@ -1,4 +1,4 @@
-"""Windows over images as tensors: unfolding and folding, and places of maxima."""
+"""Unfolding and folding of windows, and positions of maxima."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _im2col(site: Site) -> Name:
 
 
 def _col2im(site: Site) -> Name:
-    """Add windows up: a transposed convolution in which each tap is one channel's own."""
+    """Sum overlapping windows: a transposed convolution with one channel per tap."""
     x = site.tensor("self")
     kernel, dilation, padding, stride = _window(site)
     size = site.ints("output_size", 2, 1)
@@ -70,7 +70,7 @@ def _col2im(site: Site) -> Name:
 
 
 def _unfold(site: Site) -> Name:
-    """``x.unfold(axis, size, step)``: windows along an axis, each in a new last one."""
+    """Write ``x.unfold(axis, size, step)``: windows along an axis become a new last axis."""
     x = site.tensor("self")
     axis = site.axis("dimension", x.rank)
     have, size, step = site.known(x.shape[axis], axis), site.get("size"), site.get("step")
@@ -81,7 +81,7 @@ def _unfold(site: Site) -> Name:
 
 
 def positions(site: Site, x: Value, rank: int, made: Name) -> Name:
-    """Return places of maxima within an image, of those that ONNX counts within the tensor."""
+    """Convert positions of maxima from ONNX's indices in the tensor to indices in an image."""
     sizes = site.sizes(x.shape[-rank:], "places of maxima in a dynamic image")
     return site.emit("Mod", [made, site.const(math.prod(sizes), "int64")])
 
@@ -114,4 +114,4 @@ RULES: dict[str, Rule] = {
     "im2col.default": _im2col,
     "unfold.default": _unfold,
 }
-"""What becomes of each operator."""
+"""Rules, by operator."""
