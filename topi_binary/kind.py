@@ -213,7 +213,7 @@ class Convolution(Windowed):
     strides: tuple[int, int] = (1, 1)
     dilations: tuple[int, int] = (1, 1)
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """top, left, bottom, right"""
+    """In the order top, left, bottom, right."""
 
     @property
     def operator(self) -> str:

@@ -124,8 +124,7 @@ class Bare:
 
     @property
     def _call_bytes(self) -> int:
-        """Return the stack of the function that calls the kernels, in bytes, as C compilers make
-        it.
+        """Return the stack in bytes, as C compilers make it, of the function that calls kernels.
 
         It holds the function's own arguments, the arguments of the longest call, and eight
         registers.

@@ -115,9 +115,7 @@ class Stopwatch:
             return None
         try:
             return self._timed(spec, points)
-        except (
-            Exception
-        ):  # a broken kernel has no time here; the self-check reports it
+        except Exception:  # a broken kernel has no time here; the self-check reports it
             return None
 
     def _timed(self, spec: Spec, points: Sequence[Point]) -> list[list[float]]:

@@ -274,8 +274,7 @@ def _plan_passes() -> list[tvm.transform.Pass]:
 
 
 def _order_shape_functions(module: tvm.IRModule, _: Any) -> tvm.IRModule:
-    """Sort the stores of each function that computes sizes; VMShapeLower emits them in random
-    order.
+    """Sort the stores of functions that compute sizes; VMShapeLower emits them in random order.
 
     They are independent of each other: they read only sizes of inputs.
     """

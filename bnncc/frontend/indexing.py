@@ -258,7 +258,7 @@ def _top_k(write: Expression) -> None:
 
 
 def _pad(write: Expression) -> None:
-    """Write Pad with a computed value: pad a mask with zeros, and select the value there."""
+    """Write Pad with a computed value: pad with zeros, then select the value outside the data."""
     value, pads, axes = write.input(2), write.fixed(1), write.fixed(3)
     if not value or value in write.graph.constants or pads is None:
         return

@@ -186,7 +186,7 @@ class Reader:
             self.source.emit(piece)
 
     def narrow_input(self, name: str) -> str:
-        """Represent a graph input of narrow type as bytes; return the tensor that replaces it inside."""
+        """Represent a graph input of narrow type as bytes; return the tensor used in its place."""
         graph, kind = self.graph, self.graph.types[name]
         inside = graph.fresh(f"{name}.{kind.dtype}")
         write = Expression(Node("Cast", [name], [inside], {}, name), graph)

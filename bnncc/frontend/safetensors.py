@@ -124,7 +124,8 @@ def with_weights(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
 
     Raises
     ------
-    If a weight of rank 2 or more is missing, or has another shape or type.
+    ModelError
+        If a weight of rank 2 or more is missing, or has another shape or type.
     """
     found = stored(path)
     made = onnx.ModelProto()

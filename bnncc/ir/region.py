@@ -380,7 +380,7 @@ def _images(graph: Graph, node: Node, out: Box) -> _Read | None:
 
 
 def _last_axes(graph: Graph, node: Node, out: Box) -> _Read | None:
-    """Normalizations over the last axes, from the attribute's axis on."""
+    """Map normalizations over the last axes, starting at attribute `axis`."""
     axis = int(node.attrs.get("axis", -1)) % len(out)
     out = _along(out, _shape(graph, node.outputs[0]), set(range(axis, len(out))))
     return _Read([out], [out, *_wholes(graph, node.inputs[1:])])

@@ -98,10 +98,10 @@ def chain_above(
     ----------
     name : str
         The image.
-    The operator searched for.
-        The operator looked for.
-    Whether a tensor, including `name`, may be part of the chain.
-        Whether a tensor may be one of the chain, `name` included.
+    stop : str
+        The operator searched for.
+    follows : callable
+        Whether a tensor, including `name`, may be part of the chain.
 
     Returns
     -------

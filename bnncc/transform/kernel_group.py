@@ -161,8 +161,7 @@ class Writer:
         self.affine(scale, np.where(met & np.isfinite(left), left, beta))
 
     def flush(self) -> None:
-        """Write the deferred affine operators, after the conversion of the accumulator to a dot
-        product.
+        """Write deferred affine operators, after the conversion of accumulator to dot product.
 
         They become one step, except where a value that is exactly 0 must stay 0: in channels that
         are only scaled at the end, and after sums of integers if the loss would be visible, see

@@ -45,10 +45,9 @@ class Logic:
         return self.choose(T.bitwise_xor(a, b), c, a)
 
     def less(self, a: Expr | None, b: Expr, lower: Expr | None) -> Expr:
-        """Return where ``a < b``, given bits a and b and the comparison `lower` of less significant
-        bits.
+        """Return where ``a < b``, for bits a and b.
 
-        `a` defaults to 0; without `lower`, there are no less significant bits.
+        `a` defaults to 0. `lower` is the comparison of less significant bits, if there are any.
         """
         if a is None:
             return b if lower is None else b | lower

@@ -35,7 +35,7 @@ class Group:
     first: int
     """Index of the first vector."""
     lanes: tuple[int, ...]
-    """Channels in each vector of a tile: fewer than `LANES` only in the very last vector."""
+    """Channels in each vector of a tile: fewer than `LANES` only in the last vector of all."""
 
 
 def groups(channels: int, vectors: int, apart: bool = False) -> list[Group]:

@@ -219,7 +219,7 @@ class NibbleSums(Sums):
         return channel // (spec.out_channels // spec.groups) * (self._met.words * NIBBLES)
 
     def _wide(self, sums: Buffer) -> Buffer:
-        """Write 16-bit sums: of pairs of bytes, followed by those of the odd bytes, for each unit."""
+        """Write 16-bit sums for each unit: those of byte pairs, then those of the odd bytes."""
         unit, half = self._unit, self._unit // 2
         made = buffer("wide", (*self._pixel.values(), self._lanes), "uint16")
         with axes("wide", {**self._pixel, "o": self._lanes // unit}, self._turns) as i:
