@@ -170,7 +170,7 @@ def explain(args: Namespace, console: Console) -> int:
     elif printed:
         width = shutil.get_terminal_size((report.WIDTH, 24)).columns
         said = report.text(content, width=width, sort=args.sort, bench=bench)
-        console.data("\n".join([said, *device.footprint(content)]) + "\n")
+        console.data("\n".join([said, *device.footprint(content, width)]) + "\n")
     return 0
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bnncc.report.text import table
+from bnncc.report.text import WIDTH, table, wrapped
 
 
-def footprint(report: Mapping[str, Any]) -> list[str]:
-    """Return the memory table of a network compiled to C; empty for other networks."""
+def footprint(report: Mapping[str, Any], width: int = WIDTH) -> list[str]:
+    """Return the memory table of a network compiled to C, in `width` columns; else nothing."""
     device = report.get("device")
     if not device:
         return []
@@ -32,7 +32,8 @@ def footprint(report: Mapping[str, Any]) -> list[str]:
     if soft := device["soft_floats"]:
         where.append(f"floats   at most {sum(soft.values()):,} operations in software, in")
         where += [f"         {named(kernel)}: {number:,}" for kernel, number in soft.items()]
-    return [*table(rows, right=[1]), *where]
+    lines = table(rows, right=[1], width=width, wraps=[2])
+    return lines + [part for line in where for part in wrapped(line, width, " " * 9)]
 
 
 _PARTS = {

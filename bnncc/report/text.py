@@ -77,7 +77,7 @@ def _operators(found: Sequence[Row], width: int) -> list[str]:
             lines.append((row.kernel["name"], OTHER, "", shape, "", us, share))
     if len(lines) == 2:
         return ["no layer and no kernel"]
-    return table(lines, right=(4, 5, 6), width=width, wraps=(0, 3))
+    return _fitted(lines, width, right=(4, 5, 6), wraps=(0, 3), drops=(4, 2, 3))
 
 
 def _shape(dims: Iterable[int | str]) -> str:
@@ -93,9 +93,9 @@ def _reasons(report: Mapping[str, Any], width: int) -> list[str]:
             groups.setdefault((layer["kind"], why, layer["remedy"]), []).append(layer["name"])
     lines = []
     for (kind, why, remedy), names in groups.items():
-        lines += _wrapped(f"{kind.replace('_', '-')}: {', '.join(names)}", width, "    ")
-        lines += _wrapped(f"  {why}", width, "    ")
-        lines += _wrapped(f"  -> {remedy}", width, "     ") if remedy else []
+        lines += wrapped(f"{kind.replace('_', '-')}: {', '.join(names)}", width, "    ")
+        lines += wrapped(f"  {why}", width, "    ")
+        lines += wrapped(f"  -> {remedy}", width, "     ") if remedy else []
     return lines
 
 
@@ -108,7 +108,9 @@ def _memory(report: Mapping[str, Any], found: Sequence[Row], width: int) -> list
     for row in found:
         sizes = (f"{row.kernel[f'{key}_bytes'] / 1024:,.1f}" for key in keys)
         lines.append((row.kernel["name"], *sizes, ", ".join(row.kernel["layers"])))
-    return table(lines, right=range(1, 5), width=width, wraps=(0, 5)) if found else []
+    return (
+        _fitted(lines, width, right=range(1, 5), wraps=(0, 5), drops=(5, 3, 1, 2)) if found else []
+    )
 
 
 def _totals(
@@ -137,7 +139,7 @@ def _totals(
         *(("sign(0)", f"{item['node']}: {item['decision']}") for item in report["sign_zero"]),
         *(("warning", line) for line in report["warnings"]),
     ]
-    return [line for key, said in lines for line in _wrapped(f"{key:9}{said}", width, " " * 9)]
+    return [line for key, said in lines for line in wrapped(f"{key:9}{said}", width, " " * 9)]
 
 
 def _time(found: Sequence[Row], bench: Mapping[str, Any] | None) -> str:
@@ -152,7 +154,38 @@ def _time(found: Sequence[Row], bench: Mapping[str, Any] | None) -> str:
     return f"{sum(known):,.1f} us estimated, one thread; `bnncc bench` measures it"
 
 
-def _wrapped(line: str, width: int, indent: str) -> list[str]:
+def _fitted(
+    rows: Sequence[Sequence[str]],
+    width: int,
+    *,
+    right: Iterable[int],
+    wraps: Sequence[int],
+    drops: Sequence[int],
+) -> list[str]:
+    """Return a table with two rows of headings, without the columns that do not fit.
+
+    Columns are dropped in the order of `drops`; a last line names them.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    kept, dropped = list(range(len(widths))), []
+    for column in drops:
+        least = sum(min(widths[i], _NAME) if i in wraps else widths[i] for i in kept)
+        if least + 2 * (len(kept) - 1) <= width:
+            break
+        kept.remove(column)
+        dropped.append(" ".join(filter(None, (rows[0][column], rows[1][column]))))
+    lines = table(
+        [[row[i] for i in kept] for row in rows],
+        right=[kept.index(i) for i in right if i in kept],
+        width=width,
+        wraps=[kept.index(i) for i in wraps if i in kept],
+    )
+    note = f"not shown in {width} columns: {', '.join(dropped)}"
+    return lines + wrapped(note, width) if dropped else lines
+
+
+def wrapped(line: str, width: int, indent: str = "") -> list[str]:
+    """Break a line at spaces; lines after the first start with `indent`."""
     return textwrap.wrap(line, max(width, 40), subsequent_indent=indent, break_on_hyphens=False)
 
 

@@ -60,7 +60,7 @@ def test_measured_times_replace_estimates(gated: dict[str, Any]) -> None:
     assert f"time     {4 * count:.1f} us in kernels, each timed alone; network 12.5 us" in text
 
 
-@pytest.mark.parametrize("width", [80, 100, 200])
+@pytest.mark.parametrize("width", [40, 50, 63, 80, 100, 200])
 def test_lines_fit(gated: dict[str, Any], width: int) -> None:
     long = json.loads(json.dumps(gated))
     name = "a.very.long.name/of/a layer" * 9
@@ -72,7 +72,19 @@ def test_lines_fit(gated: dict[str, Any], width: int) -> None:
     text = report.text(long, width=width)
     assert max(map(len, text.splitlines())) <= width
     whole = "".join(text.split())
-    assert "".join(name.split()) in whole or width == 80  # wrapped in a column of its own
+    assert "".join(name.split()) in whole or width <= 80  # wrapped in a column of its own
+
+
+def test_columns_dropped_in_a_narrow_terminal(gated: dict[str, Any]) -> None:
+    """The table names the columns it leaves out; name, kind and time stay."""
+    first = report.text(gated, width=40).split("\n\n")[0]
+    assert "not shown in 40 columns: mult-adds M, bits data" in " ".join(first.split())
+    (layer,) = [k["layers"][0] for k in gated["kernels"] if k["layers"]]
+    (row,) = [line for line in first.splitlines() if line.startswith(layer)]
+    assert row.split()[1] == "binary"
+    times = [f"{k['estimated_us']:.1f}" for k in gated["kernels"]]
+    assert all(time in first.split() for time in times)
+    assert "not shown" not in report.text(gated, width=80)
 
 
 def test_same_reason_once() -> None:
