@@ -19,7 +19,7 @@ from tvm import s_tir, tirx
 from tvm.tirx import transform as tir
 
 from bnncc.codegen import bare
-from bnncc.codegen.c_text import C_ALIGNMENT, C_TYPES, RESERVED, Kernels, identifier
+from bnncc.codegen.c_text import C_ALIGNMENT, C_TYPES, Kernels, identifier, is_reserved
 from bnncc.errors import TargetError
 from bnncc.schedules import float_functions
 
@@ -248,7 +248,9 @@ class _Expressions:
     def __init__(self, name: str) -> None:
         self.name, self.helpers = name, set[str]()
         self._names: dict[Any, str] = {}
-        self._taken = {"scratch", *RESERVED, *_FUNCTIONS, *_HELPERS, *_OWN}
+        functions = *_FUNCTIONS, *(f"{name}f" for name in _FUNCTIONS)
+        parts = (f"part_{kind}" for kind in C_TYPES.values())
+        self._taken = {"scratch", *functions, *_HELPERS, *_OWN, *parts}
         self._kinds: dict[str, str] = {}  # types of pointers and arrays, by name
         self._scalars: set[str] = set()
         self._views: Mapping[Any, Any] = {}
@@ -264,9 +266,11 @@ class _Expressions:
 
     def _named(self, var: Any, wanted: str) -> str:
         if var not in self._names:
-            name, number = identifier(wanted), 1
+            base = identifier(wanted)
+            base = f"{base.lower()}_1" if is_reserved(base) else base
+            name, number = base, 1
             while name in self._taken:
-                number, name = number + 1, f"{identifier(wanted)}_{number + 1}"
+                number, name = number + 1, f"{base}_{number + 1}"
             self._taken.add(name)
             self._names[var] = name
         return self._names[var]

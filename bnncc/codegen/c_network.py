@@ -185,7 +185,7 @@ def build(
     TargetError
         If the network needs TVM's runtime.
     """
-    prefix = c_text.identifier(name)
+    prefix = c_text.network_prefix(name)
     given = c_text.unique([c_text.identifier(t.name) for t in inputs], prefix, "in")
     made = c_text.unique([c_text.identifier(t.name) for t in outputs], prefix, "out", given)
     planned = pipeline.planned(module)

@@ -103,26 +103,62 @@ def identifier(text: str) -> str:
 
 def unique(names: list[str], prefix: str, other: str, taken: Collection[str] = ()) -> list[str]:
     """Return `names`, numbered if they clash with each other, with ours, or with C's."""
-    reserved = {*taken, "weights", "arena", *RESERVED}
+    clash = any(n in ("weights", "arena", *taken) or is_reserved(n) for n in names)
     starts = f"{prefix.lower()}_", "weights_", "stored_"
     ours = any(n.lower().startswith(starts) or n.endswith("_right") for n in names)
-    if not ours and len(set(names)) == len(names) and not reserved.intersection(names):
+    if not ours and not clash and len(set(names)) == len(names):
         return names
     return [f"{other}_{i}" for i in range(len(names))]
 
 
-RESERVED = (
-    "fabs", "printf", "size_t", *(f"{u}int{n}_t" for u in ("", "u") for n in (8, 16, 32, 64)),
-    "auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else",
-    "enum", "extern", "float", "for", "goto", "if", "inline", "int", "long", "register",
-    "restrict", "return", "short", "signed", "sizeof", "static", "struct", "switch", "typedef",
-    "union", "unsigned", "void", "volatile", "while", "base", "constants", "content", "failed",
-    "main", "memory", "wrong", "i", "count", "code", "and", "bool", "catch", "class", "delete",
-    "explicit", "export", "false", "friend", "mutable", "namespace", "new", "not", "operator", "or",
-    "private", "protected", "public", "template", "this", "throw", "true", "try", "typename",
-    "using", "virtual", "xor",
-)  # fmt: skip
-"""Keywords of C and C++, and names that the generated text uses."""
+_WORDS = (
+    "alignas alignof and and_eq asm auto base bitand bitor bool break case catch char char8_t "
+    "char16_t char32_t class code co_await co_return co_yield compl complex concept const "
+    "consteval constants constexpr constinit const_cast content continue count decltype default "
+    "delete do double dynamic_cast else enum errno explicit export extern fabs failed false "
+    "float for friend goto i i386 if inline int linux long main math_errhandling memcpy memory "
+    "memset mutable namespace new noexcept not not_eq nullptr operator or or_eq printf private "
+    "protected public register reinterpret_cast requires restrict return sched_priority short "
+    "signed signgam size_t sizeof static static_assert static_cast stderr stdin stdout struct "
+    "switch template this thread_local throw true try typedef typeid typename typeof "
+    "typeof_unqual uintptr_t union unix unsigned using virtual void volatile wchar_t while "
+    "wrong xor xor_eq"
+)
+_RESERVED = {*_WORDS.split(), *C_TYPES.values()}
+"""Keywords of C and C++, macros in lower case, and names that the generated text uses."""
+
+_MACRO = re.compile(r"I|[A-Z][A-Z0-9_]+|[A-Z]_\w+|_[A-Z_]\w*")
+"""Names that C's headers, or the compiler, may define: ``NAN``, ``M_PIf``, ``_Bool``."""
+
+
+def is_reserved(name: str) -> bool:
+    """Whether C or C++ may not take `name` for a parameter, whatever headers are included."""
+    return name in _RESERVED or bool(_MACRO.fullmatch(name))
+
+
+_OTHERS = (
+    "alloca assert complex ctype endian errno features fenv float inttypes iso646 libintl limits "
+    "locale malloc math memory newlib pthread reent sched search setjmp signal stdalign stdarg "
+    "stdatomic stdbit stdbool stdckdint stdcountof stddef stdint stdio stdlib stdmchar stdnoreturn "
+    "string strings syslimits tgmath threads time uchar unistd values varargs version wchar wctype "
+    "xlocale "
+    "all c clean help install m package test"
+)
+"""Headers of C libraries, and names that CMake or the linker gives to something else."""
+
+
+def network_prefix(name: str) -> str:
+    """Return the prefix of a network's files and symbols.
+
+    Its header must not hide one of C's from programs that search its folder.
+
+    Examples
+    --------
+    >>> network_prefix("digits"), network_prefix("math")
+    ('digits', 'math_network')
+    """
+    made = identifier(name)
+    return f"{made}_network" if made.lower() in _OTHERS.split() else made
 
 
 Named = list[tuple[str, TensorInfo]]

@@ -15,6 +15,7 @@ import pytest
 
 from bnncc.cli import main as cli
 from bnncc.codegen.c_network import archive
+from bnncc.codegen.c_text import network_prefix, unique
 from bnncc.driver import compile_c, compile_model
 from bnncc.options import CompileOptions
 from tests import cortex_m
@@ -151,13 +152,19 @@ def test_big_endian_machines_are_refused(portable: Path) -> None:
     assert "little-endian" in done.stderr
 
 
-@pytest.mark.skipif(not shutil.which("cmake"), reason="needs cmake")
+needs_cmake = pytest.mark.skipif(not shutil.which("cmake"), reason="needs cmake")
+
+
+def check_with_cmake(folder: Path) -> None:
+    for command in ("cmake -S . -B b", "cmake --build b", "ctest --test-dir b"):
+        subprocess.run(command.split(), cwd=folder, check=True, timeout=300)
+
+
+@needs_cmake
 def test_cmake_builds_and_tests_it(digits: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(digits, tmp_path / "digits")
-    for command in (["-S", ".", "-B", "b"], ["--build", "b"]):
-        subprocess.run(["cmake", *command], cwd=folder, check=True, timeout=300)
+    check_with_cmake(folder)
     assert (folder / "b" / "libdigits.a").exists()
-    subprocess.run(["ctest", "--test-dir", "b"], cwd=folder, check=True, timeout=300)
 
 
 def test_outputs_of_every_kind(tmp_path: Path) -> None:
@@ -167,18 +174,109 @@ def test_outputs_of_every_kind(tmp_path: Path) -> None:
     assert said.count(": 0 of ") == 6
 
 
-@pytest.mark.parametrize("name", ["class", "weights_0", "stored_y", "i", "count", "exp"])
-def test_names_of_tensors_do_not_clash(name: str, tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(
+def exponential(name: str, tensor: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> '
-        + f"{name} (float[1, 4] {name}) => (float[1, 4] y) "
-        f"{{ e = Exp({name}) y = Add(e, {name}) }}"
+        f"{name} (float[1, 4] {tensor}) => (float[1, 4] y) "
+        f"{{ e = Exp({tensor}) y = Add(e, {tensor}) }}"
     )
-    folder = unpacked(archive(compile_c(model, C99).files), tmp_path)
+
+
+_TENSORS = (
+    "class", "weights_0", "stored_y", "i", "count", "exp", "expf", "NULL", "NAN", "M_PI", "errno",
+    "linux", "memcpy", "uintptr_t", "compl", "_Bool", "part_float",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _TENSORS)
+def test_names_of_tensors_do_not_clash(name: str, tmp_path: Path) -> None:
+    folder = unpacked(archive(compile_c(exponential(name, name), C99).files), tmp_path)
     assert checked(folder, "gcc", *SANITIZED) == (0, "y: 0 of 4 values wrong\n")
-    (header,) = (p for p in folder.glob("*.h") if "kernels" not in p.name)
-    command = ["gcc", "-x", "c++", "-fsyntax-only", str(header)]
-    subprocess.run(command, check=True, timeout=300)
+    header, other = sorted(folder.glob("*.h"))
+    text = f'#include <cmath>\n#include <cstdio>\n#include "{header.name}"\n'
+    (folder / "user.cc").write_text(f'{text}#include "{other.name}"\n')
+    command = ["g++", "-Wall", "-Werror", "-fsyntax-only", "user.cc"]
+    subprocess.run(command, cwd=folder, check=True, timeout=300)
+
+
+_HEADERS = (
+    "assert", "complex", "ctype", "errno", "fenv", "float", "inttypes", "iso646", "limits",
+    "locale", "math", "setjmp", "signal", "stdalign", "stdarg", "stdatomic", "stdbool", "stddef",
+    "stdint", "stdio", "stdlib", "stdnoreturn", "string", "tgmath", "threads", "time", "uchar",
+    "wchar", "wctype",
+)  # fmt: skip
+_LANGUAGES = [
+    pytest.param(*one, marks=pytest.mark.skipif(not shutil.which(one[0]), reason=f"needs {one[0]}"))
+    for one in (
+        ("gcc", "c", "c99"), ("gcc", "c", "gnu2x"), ("g++", "c++", "gnu++20"),
+        ("clang", "c", "gnu11"), ("arm-none-eabi-gcc", "c", "gnu99"),
+    )
+]  # fmt: skip
+
+
+def preprocessed(compiler: str, language: str, header: str, *flags: str) -> str:
+    """Return what the preprocessor makes of a header of C; nothing if there is none."""
+    text = f"#if __has_include(<{header}.h>)\n#include <{header}.h>\n#endif\n"
+    command = [compiler, "-x", language, "-E", *flags, "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=300)
+    return done.stdout
+
+
+def keyword_candidates() -> set[str]:
+    """Return the words in a C++ compiler, its keywords among them."""
+    compiler = subprocess.run(
+        ["gcc", "-print-prog-name=cc1plus"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    content = Path(compiler).read_bytes()
+    words = re.findall(rb"(?<=\0)[a-z0-9_]{2,20}(?=\0)", content)
+    return {word.decode().lstrip("_") for word in words if re.match(rb"_*[a-z]", word)}
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+@pytest.mark.parametrize(("compiler", "language", "standard"), _LANGUAGES)
+def test_names_that_are_kept_can_be_parameters(
+    compiler: str, language: str, standard: str, tmp_path: Path
+) -> None:
+    used = ("math", "stddef", "stdint", "stdio", "stdlib", "string", "errno", "complex")
+    macros = {
+        name for header in used
+        for name in re.findall(
+            r"^#define ([A-Za-z_]\w*)(?:\s|$)",
+            preprocessed(compiler, language, header, "-dM", f"-std={standard}"), re.M,
+        )
+    }  # fmt: skip
+    assert len(macros) > 300
+    words = {*_TENSORS, *macros, *keyword_candidates()}
+    assert {"reinterpret_cast", "restrict"} <= words
+    kept = sorted(word for word in words if unique([word], "network", "t") == [word])
+    lines = [f"#include <{header}.h>" for header in used if header != "complex"]
+    lines += [f"void f{number}(const float *{word});" for number, word in enumerate(kept)]
+    program = tmp_path / f"program.{'cc' if language == 'c++' else 'c'}"
+    program.write_text("\n".join([*lines, ""]))
+    command = [compiler, f"-std={standard}", "-fsyntax-only", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[:1000]
+    assert unique(["x", "logits", "input_1"], "network", "t") == ["x", "logits", "input_1"]
+
+
+@pytest.mark.parametrize(("compiler", "language", "standard"), _LANGUAGES)
+def test_no_network_hides_a_header_of_c(compiler: str, language: str, standard: str) -> None:
+    read = "".join(
+        preprocessed(compiler, language, header, f"-std={standard}") for header in _HEADERS
+    )
+    found = set(re.findall(r'^# 1 "[^"\n]*/include(?:-fixed)?/([a-z]\w*)\.h"', read, re.M))
+    assert len(found) > 10
+    assert {name for name in found if network_prefix(name) == name} == set()
+    assert network_prefix("Math") == "Math_network"  # file systems may ignore case
+    assert network_prefix("digits") == "digits"
+
+
+@needs_cmake
+@pytest.mark.parametrize("name", ["math", "string", "test", "m"])
+def test_networks_of_any_name_build(name: str, tmp_path: Path) -> None:
+    folder = unpacked(archive(compile_c(exponential(name, "x"), C99).files), tmp_path)
+    assert checked(folder, "gcc", f"-I{folder}") == (0, "y: 0 of 4 values wrong\n")
+    check_with_cmake(folder)
 
 
 def test_little_of_a_large_pair_is_stored(tmp_path: Path) -> None:
