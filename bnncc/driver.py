@@ -315,7 +315,7 @@ def compile_c(
         _plan(made, bare.scratch), model=network.name, target=target.name,
         code=code, selfcheck=c_folder.check_bytes(files),
     )  # fmt: skip
-    if form == "c" and target.kind == "llvm" and target.arch != "wasm32":
+    if form == "c" and target.has_known_size:
         content["device"] = bare.footprint
     return c_network.CNetwork(files, content)
 

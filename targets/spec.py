@@ -67,6 +67,11 @@ class TargetSpec:
         return "wasm" if self.arch == "wasm32" else "c"
 
     @property
+    def has_known_size(self) -> bool:
+        """Whether bnncc makes the machine code of a network in C: then it knows flash and stack."""
+        return self.kind == "llvm" and self.arch != "wasm32"
+
+    @property
     def arch(self) -> str:
         """The architecture that the triple begins with; empty for the machine that compiles."""
         return self.triple.split("-")[0]

@@ -28,6 +28,7 @@ from bnncc.options import CompileOptions
 if TYPE_CHECKING:
     from bnncc.codegen.c_network import CNetwork
     from bnncc.runtime.artifact import Artifact
+    from bnncc.targets.spec import TargetSpec
     from bnncc.trace import Trace
 
 _TAR_NAME = (b"manifest.json\0", b"lib.so\0", b"selfcheck.npz\0", b"./")
@@ -43,7 +44,7 @@ def compile_(args: Namespace, console: Console) -> int:
 
     target = resolve(args.target)
     form = args.format or target.default_format
-    _check_limits(args, form)
+    _check_limits(args, form, target)
     suffix = "bnncc" if form == "artifact" else "tar"
     output = args.output or Path(f"{model_stem(args.model)}.{_target_label(args.target)}.{suffix}")
     if form != "artifact" and names_folder(output):
@@ -151,7 +152,8 @@ def explain(args: Namespace, console: Console) -> int:
         _check_limits(args, "artifact")
         content = Artifact.load(args.file, check_host=False).report
     else:
-        _check_limits(args, resolve(args.target).default_format)
+        target = resolve(args.target)
+        _check_limits(args, target.default_format, target)
         content = _compiled(args.file, options_of(args), console).report
     _require_fits(args, content, console)
     if args.annotate is not None:
@@ -321,12 +323,20 @@ def _compiled(
     return artifact
 
 
-def _check_limits(args: Namespace, form: str) -> None:
-    """Refuse limits of flash and RAM for what is not C, if possible before it is compiled."""
-    if form == "artifact" and (args.ram, args.flash) != (None, None):
+def _check_limits(args: Namespace, form: str, target: TargetSpec | None = None) -> None:
+    """Refuse limits of flash and RAM where bnncc does not know them, before it compiles."""
+    if args.ram is None and args.flash is None:
+        return
+    if form != "c":
         raise UsageError(
             "--ram and --flash need a network compiled to C",
             hint="`bnncc compile --format c`, or a target such as cortex-m4",
+        )
+    if target is not None and not target.has_known_size:
+        raise UsageError(
+            f"--ram and --flash cannot be checked for {target.name}: your C compiler determines "
+            "the size of code and stack",
+            hint="name the processor, for example --target cortex-m4",
         )
 
 
@@ -336,7 +346,6 @@ def _require_fits(args: Namespace, content: dict[str, Any], console: Console) ->
         return
     from bnncc.report import device
 
-    _check_limits(args, "c" if "device" in content else "artifact")
     if over := device.beyond(content, ram=args.ram, flash=args.flash):
         console.result("\n".join(device.footprint(content)))
         raise TargetError(
