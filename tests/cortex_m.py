@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.boards import BOARDS, COMPILER, EMULATOR, build
+from benchmarks.boards import BOARDS, COMPILER, EMULATOR, Board, build
 
 M4 = BOARDS["cortex-m4"]
 needs_cortex_m = pytest.mark.skipif(
@@ -19,9 +19,9 @@ needs_cortex_m = pytest.mark.skipif(
 )
 
 
-def run(folder: Path, sources: Sequence[str], *flags: str) -> tuple[int, str]:
+def run(folder: Path, sources: Sequence[str], *flags: str, board: Board = M4) -> tuple[int, str]:
     """Compile C files of a folder, and run them; return the status and what they print."""
-    command = build(M4, folder, sources, *flags)
+    command = build(board, folder, sources, *flags)
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL
     )

@@ -203,29 +203,7 @@ def _source(made: Bare, target: TargetSpec) -> str:
         f'    case {upper}_BAD_POINTER: return "a null pointer, or an arena that is not aligned";',
         '    default: return "unknown code";', "  }", "}", "",
     ]  # fmt: skip
-    return "\n".join(lines) + ("" if portable else _soft_floats(made.library, target.arch))
-
-
-_SOFT_FLOATS = {
-    **{
-        f"__{name}sf3": f"float __{name}sf3(float a, float b) {{ return a {op} b; }}"
-        for name, op in {"add": "+", "sub": "-", "mul": "*", "div": "/"}.items()
-    },
-    "__unordsf2": "int __unordsf2(float a, float b) { return a != a || b != b; }",
-    "__floatsisf": "float __floatsisf(int32_t a) { return (float)a; }",
-    "__floatunsisf": "float __floatunsisf(uint32_t a) { return (float)a; }",
-    "__fixsfsi": "int32_t __fixsfsi(float a) { return (int32_t)a; }",
-}  # fmt: skip
-
-
-def _soft_floats(library: bytes, arch: str) -> str:
-    """Return float functions that LLVM calls by names missing in Arm's libraries."""
-    if arch != "thumbv6m":
-        return ""
-    used = [name for name in _SOFT_FLOATS if b"\0%s\0" % name.encode() in library]
-    heads = [f"{_SOFT_FLOATS[name].partition(' {')[0]};" for name in used]
-    texts = [_SOFT_FLOATS[name] for name in used]
-    return "\n".join(["", "/* Called by the kernels. */", *heads, *texts, ""]) if used else ""
+    return "\n".join(lines)
 
 
 def array(head: str, value: np.ndarray) -> list[str]:

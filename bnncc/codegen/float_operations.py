@@ -18,12 +18,13 @@ _BINARY = (
 )  # fmt: skip
 
 _SYMBOLS = re.compile(
-    rb"(?<=\0)__(?:aeabi_)?(?:(?:add|sub|mul|div|eq|ne|lt|le|gt|ge|unord|fix|fixuns)(?P<of>[sd])f"
-    rb"|float(?:un)?[sd]i(?P<to>[sd])f)\w*(?=\0)"
+    rb"(?<=\0)__(?:(?:add|sub|mul|div|eq|ne|lt|le|gt|ge|unord|fix|fixuns)(?P<of>[sd])f"
+    rb"|float(?:un)?[sd]i(?P<to>[sd])f"
+    rb"|aeabi_(?:(?P<arm>[fd])(?:add|r?sub|mul|div|cmp|2u?iz)|u?i2(?P<made>[fd])))\w*(?=\0)"
 )
-"""Functions that compilers call if there is no instruction."""
+"""Functions that compilers call if there is no instruction, and Arm's names of them."""
 
-_SIZES = {b"s": "float32", b"d": "float64"}
+_SIZES = {b"s": "float32", b"f": "float32", b"d": "float64"}
 
 
 def count(func: tirx.PrimFunc) -> Counter[str]:
@@ -44,7 +45,7 @@ def count(func: tirx.PrimFunc) -> Counter[str]:
 
 def in_software(library: bytes) -> set[str]:
     """Return the float types for which an object file calls functions instead of instructions."""
-    return {_SIZES[found["of"] or found["to"]] for found in _SYMBOLS.finditer(library)}
+    return {_SIZES[next(filter(None, found.groups()))] for found in _SYMBOLS.finditer(library)}
 
 
 def _of(stmt: Any) -> Counter[str]:

@@ -20,6 +20,7 @@ from bnncc.cli import main as cli
 from bnncc.codegen import c_network
 from bnncc.driver import compile_c
 from bnncc.options import CompileOptions
+from tests import cortex_m
 from tests.codegen.test_wasm import digits, written
 from tests.devices import DIGITS
 from tests.portable_c import STRICT
@@ -160,6 +161,26 @@ def test_all_code_for_a_cortex_m4_is_below_20_kb(tmp_path: Path) -> None:
     assert (data, bss) == (0, 0)
 
 
+@cortex_m.needs_cortex_m
+@pytest.mark.parametrize("target", list(cortex_m.BOARDS))
+def test_numbers_are_passed_to_functions_as_arms_libraries_expect(
+    target: str, tmp_path: Path
+) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 21]> '
+        "casts (float[37] x, int64[37] k) => (int32[37] i, int64[37] l, float[37] f, double[37] d) "
+        "{ i = Cast<to = 6>(x) l = Cast<to = 7>(x) f = Cast<to = 1>(k) "
+        "w = Cast<to = 11>(x) v = Mul(w, w) d = Add(v, w) }"
+    )
+    made = compile_c(model, CompileOptions(target=target))
+    doubles_in_software = target == "cortex-m4"
+    assert bool(made.report["device"]["soft_floats"]) == doubles_in_software
+    sources = ["casts.c", "casts_check.c", "casts_kernels.o"]
+    board = cortex_m.BOARDS[target]
+    code, said = cortex_m.run(written(made.files, tmp_path), sources, *STRICT, board=board)
+    assert (code, said.count(": 0 of 37 values wrong")) == (0, 4), said
+
+
 def test_conversions_of_float16_are_there_where_kernels_convert() -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 21]> '
@@ -198,7 +219,11 @@ def test_objects_need_a_c_library_alone(name: str, tmp_path: Path) -> None:
     )  # fmt: skip
     names = set(done.stdout.split())
     soft = {"__addsf3", "__mulsf3", "__floatsisf", "__gesf2", "__gtsf2", "__ltsf2", "__unordsf2"}
-    assert names <= {"memcpy", "memset", *soft}
+    soft |= {
+        f"__aeabi_{f}" for f in ("fadd", "fmul", "i2f", "fcmpge", "fcmpgt", "fcmplt", "fcmpeq")
+    }
+    arm = {"__aeabi_memcpy", "__aeabi_memcpy4", "__aeabi_memclr", "__aeabi_memclr8"}
+    assert names <= {"memcpy", "memset", *arm, *soft}
     assert not names & soft if name == "cortex-m33" else names & soft
 
 
@@ -251,7 +276,7 @@ def test_networks_of_bits_have_no_floats(target: str, tool: str, tmp_path: Path)
             [tool, "--disassemble", "--reloc", tmp_path / "kernels.o"],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
-        called = set(re.findall(r"__\w+[sd]f\w*", done.stdout))
+        called = set(re.findall(r"__\w+[sd]f\w*|__aeabi_[fdiu]\w*", done.stdout))
         assert bool(called) == has_floats, called
         assert bool(made.report["device"]["soft_floats"]) == has_floats
 
