@@ -310,9 +310,14 @@ def test_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "TVM has no runtime for armv7 on PyPI" in capsys.readouterr().err
 
 
-@needs_tools
+@pytest.mark.parametrize("target", ["armv7", "riscv64gcv"])
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
-def test_networks_of_half_precision_are_compared_by_their_type(kind: str, tmp_path: Path) -> None:
+def test_networks_of_half_precision_are_compared_by_their_type(
+    kind: str, target: str, tmp_path: Path
+) -> None:
+    command, emulator = (text.split() for text in c_folder.compiler(resolve(target)))
+    if not (shutil.which(command[0]) and shutil.which(emulator[0])):
+        pytest.skip(f"needs {command[0]} and {emulator[0]}")
     code = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}[kind]
     rng = np.random.default_rng(0)
     weight = np.where(rng.random((16, 32, 3, 3)) < 0.5, -0.1, 0.1)
@@ -328,10 +333,10 @@ def test_networks_of_half_precision_are_compared_by_their_type(kind: str, tmp_pa
         [onnx.numpy_helper.from_array(weight.astype(dtype), "w")],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    network = compile_c(model, ARMV7)
+    network = compile_c(model, CompileOptions(target=target))
     assert [layer["kind"] for layer in network.report["layers"]] == ["binary"]
-    folder = built(unpacked(c_network.archive(network.files), tmp_path))
-    status, said = checked(folder)
+    folder = built(unpacked(c_network.archive(network.files), tmp_path), command)
+    status, said = checked(folder, *emulator)
     assert status == 0, said
 
 
