@@ -50,8 +50,8 @@ def build(
     target : tvm.target.Target
         From `pipeline.tvm_target`.
     callers : mapping of str to PrimFunc, optional
-        Functions that call the kernels, by symbol name; they use nothing but pointers, and are
-        compiled as they are.
+        Functions that call the kernels, by symbol name; they use nothing but pointers, name
+        kernels with the suffix `LATER`, and are compiled as they are.
     constants : mapping of str to bytes, optional
         Read-only data, by symbol name.
 
@@ -79,7 +79,7 @@ def build(
             f = f.with_attr("global_symbol", name).with_attr("target", target)
             lowered[name] = f.with_attr("calling_conv", 1)
         made = tvm.get_global_func(f"target.build.{target.kind.name}")(lowered, target)
-    text = _without_halves(made.inspect_source("ll"))
+    text = _called(_without_halves(made.inspect_source("ll")))
     if target.attrs.get("mabi") == "lp64d":
         text = _halves_in_float_registers(text)
     parameters = {name: _parameters(name, f, text) for name, f in functions.items()}
@@ -96,6 +96,20 @@ def build(
         }
         stack = {name: frames.get(name, 0) for name in scratch}
         return Kernels(written.read_bytes(), scratch, parameters, stack, floats)
+
+
+LATER = "_later"
+"""Suffix by which callers name a kernel, so that LLVM cannot inline it into them.
+
+TVM tells LLVM that different tensors of a kernel do not overlap. Between kernels that is wrong: the
+output of one is the input of another.
+"""
+
+
+def _called(text: str) -> str:
+    """Let callers in LLVM IR call the kernels themselves."""
+    text = re.sub(rf"^declare [^\n]*@\w+{LATER}\([^\n]*\n", "", text, flags=re.M)
+    return re.sub(rf"@(\w+){LATER}\(", r"@\1(", text)
 
 
 def _parameters(name: str, func: tirx.PrimFunc, text: str) -> list[str]:

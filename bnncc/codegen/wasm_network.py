@@ -66,7 +66,7 @@ def _caller(prefix: str, order: Order, given: Named, made: Named) -> tirx.PrimFu
     body: list[tirx.Stmt] = []
     for kernel, args in order.calls:
         pointers = [pointer(place) for place in (*args, Place("base", "uint8", order.arena))]
-        failed = tirx.call_extern("int32", f"{prefix}_{kernel}", *pointers)
+        failed = tirx.call_extern("int32", f"{prefix}_{kernel}{bare.LATER}", *pointers)
         left = tirx.Evaluate(tirx.tvm_throw_last_error())  # becomes `return -1`
         body.append(tirx.IfThenElse(failed != 0, left, None))
     for to, source, size in order.copies:

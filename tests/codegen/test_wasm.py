@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import itertools
 import json
 import re
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper
 
@@ -127,6 +129,30 @@ def test_outputs_of_every_kind(tmp_path: Path) -> None:
     folder = written(wasm(odd_network()), tmp_path)
     code, said = node(folder, "check.mjs")
     assert (code, said.count(": 0 of ")) == (0, 6), said
+
+
+@needs_node
+def test_kernels_read_what_the_one_before_wrote(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sizes = (37, 128, 65, 131, 64)
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> dense (float[1, 37] x) => (float[1, 64] y) '
+        "{ s0 = Sign(x) "
+        + " ".join(
+            f"c{i} = MatMul(s{i}, w{i}) n{i} = Add(c{i}, b{i}) s{i + 1} = Sign(n{i})"
+            for i in range(4)
+        )
+        + " y = Identity(s4) }"
+    )
+    for number, (inner, outer) in enumerate(itertools.pairwise(sizes)):
+        arrays = {
+            "w": rng.choice([-1.0, 1.0], (inner, outer)),
+            "b": rng.integers(-8, 8, outer) + 0.3,
+        }
+        for name, array in arrays.items():
+            stored = onnx.numpy_helper.from_array(array.astype(np.float32), f"{name}{number}")
+            model.graph.initializer.append(stored)
+    assert node(written(wasm(model), tmp_path), "check.mjs") == (0, "y: 0 of 64 values wrong\n")
 
 
 def network_of(op: str, kind: int = TensorProto.FLOAT, operands: int = 1) -> onnx.ModelProto:
