@@ -189,5 +189,5 @@ def apart(spec: Conv2d) -> bool:
     """
     if spec.operands == "bfloat16x3":
         return True
-    few = spec.channels < SIDE_BY_SIDE or spec.zero_points
-    return spec.operands == "bfloat16" and not (fits(spec) and few)
+    side_by_side = fits(spec) and (spec.channels < SIDE_BY_SIDE or bool(spec.zero_points))
+    return spec.operands == "bfloat16" and not side_by_side

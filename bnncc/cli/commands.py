@@ -332,7 +332,7 @@ def _check_limits(args: Namespace, form: str, target: TargetSpec | None = None) 
             "--ram and --flash need a network compiled to C",
             hint="`bnncc compile --format c`, or a target such as cortex-m4",
         )
-    if target is not None and not target.has_known_size:
+    if target is not None and target.kind != "cuda" and not target.has_known_size:
         raise UsageError(
             f"--ram and --flash cannot be checked for {target.name}: your C compiler determines "
             "the size of code and stack",

@@ -31,8 +31,8 @@ _BY_NUMBER = frozenset((
     "Min", "Max", "Tanh", "Sigmoid", "HardSigmoid", "Cast", "QuantizeLinear", "DequantizeLinear",
     QUANT, MULTI_THRESHOLD,
 ))  # fmt: skip
-"""Operators that are also monotone if their other operands are scalars. Tanh is excluded: NumPy's
-decreases by one ulp at two float32 numbers, 1.5 and -1.5."""
+"""Operators that are also monotone if their other operands are scalars. Tanh is monotone over the
+reals; NumPy's decreases by one ulp at two float32 numbers, 1.5 and -1.5."""
 
 
 def direction(node: Node, graph: Graph, channels: int, rank: int) -> np.ndarray | None:

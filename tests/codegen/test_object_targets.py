@@ -328,6 +328,8 @@ def test_a_network_that_does_not_fit_is_refused(
         wanted = [*asked, "--target", target, "--format", "c"]
         assert cli.main(wanted) == 2
         assert f"cannot be checked for {target}" in capsys.readouterr().err
+    assert cli.main([*asked, "--target", "cuda-sm80", "--format", "c"]) == 1
+    assert "cuda-sm80 is a GPU" in capsys.readouterr().err
     assert cli.main(["explain", asked[1], "--target", "c99", "--ram", "8k"]) == 2
     assert "cannot be checked for c99" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()

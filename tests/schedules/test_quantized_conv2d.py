@@ -117,6 +117,16 @@ def _check(spec: Conv2d, target: str, seed: int = 0, threads: int = 1) -> None:
 
 
 @pytest.mark.parametrize("target", [*TARGETS, NATIVE])
+@pytest.mark.parametrize("channels", [7, 8, 16])
+def test_bytes_of_many_channels_as_bfloat16(channels: int, target: str) -> None:
+    zeros = tuple(range(3, 255, 250 // channels))[:channels]
+    spec = Conv2d(
+        2, 6, 5, channels, 20, (3, 3), pads=ONE, steps=STORE, operands="bfloat16", zero_points=zeros
+    )
+    _check(spec, target)
+
+
+@pytest.mark.parametrize("target", [*TARGETS, NATIVE])
 @QUICK
 @given(spec=convs(), seed=st.integers(0, 99))
 def test_quick(target: str, spec: Conv2d, seed: int) -> None:

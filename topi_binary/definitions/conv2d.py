@@ -47,6 +47,8 @@ def conv2d(operator: Operator, spec: Conv2d, form: str = "") -> None:
     In the form `byte_products.FORM`, sums are matrix products of bfloat16 elements.
     """
     apart = quantization.apart(spec) and spec.method == "direct"
+    if apart and spec.pool is not None:
+        raise ValueError("no kernel pools the products of words of bfloat16")
     direct = spec.method == "direct" and (spec.operands == "float32" or apart)
     if direct and (flat := flattened(spec)) is not spec:
         operator.reshape(spec := flat)
