@@ -369,7 +369,7 @@ def _for_wasm(module: tvm.IRModule) -> tvm.IRModule:
 
 
 _SMALL = "int32", "int16", "int8", "uint16", "uint8"
-"""Range of int32."""
+"""Integer types whose values int32 holds."""
 
 
 def _from_scratch(place: tirx.Var, sizes: list[int], refused: list[str], call: Any) -> Any:

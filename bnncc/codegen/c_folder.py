@@ -35,7 +35,7 @@ from bnncc.runtime.manifest import TensorInfo
 from bnncc.targets.spec import TargetSpec
 
 CHECKED_BYTES = 16 << 10
-"""File suffix of inputs and outputs for the check program."""
+"""Maximum bytes of inputs and outputs that are stored for the check program."""
 
 CHECK = "_check.c"
 """Suffix of the check program's name."""
@@ -376,7 +376,7 @@ _NEEDS = {
     True: "For any C99 compiler and any little-endian processor, without vector types.",
     False: "Kernels in an object file, and C99 that calls them. Needs of the CPU: FEATURES.",
 }
-"""Build instructions, by whether kernels are C."""
+"""Requirements, by whether kernels are C."""
 
 _RUN = """\
     {compiler} {prefix}_check.c {prefix}.c {prefix}_kernels.{suffix} -lm -o check

@@ -221,7 +221,7 @@ def _extreme(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> re
     keep = bool(node.attrs.get("keepdims", 1))
     largest = node.op == "ReduceMax"
 
-    # TVM does not fuse anything with two sums, so views are resolved here.
+    # TVM does not fuse anything with two sums, so absolute values are taken here.
     made: Any = bb.lookup_binding(args[0]) if isinstance(args[0], relax.Var) else None
     sizes = isinstance(made, relax.Call) and made.op == tvm.ir.Op.get("relax.abs")
     data = made.args[0] if made is not None and sizes else args[0]

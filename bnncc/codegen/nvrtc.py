@@ -105,7 +105,7 @@ def cubin(source: str, arch: str) -> bytes:
     Raises
     ------
     TargetError
-        If NVRTC is missing, does not know the architecture, or lacks a CUDA header.
+        If NVRTC or a CUDA header is missing, or NVRTC does not know the architecture.
     RuntimeError
         If compilation fails; the message contains the shortened log.
 

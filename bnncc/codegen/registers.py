@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import tirx
 
 STACK_BITS = 8 * 1024
-"""TVM's limit in bytes, from which allocations are calls of the runtime."""
+"""TVM's limit in bits, from which allocations are calls of the runtime."""
 
 
 def split_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:

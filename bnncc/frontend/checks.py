@@ -148,7 +148,7 @@ def op_name(node: onnx.NodeProto) -> str:
 
 
 def check_names(graph: onnx.GraphProto, nodes: Sequence[Node]) -> None:
-    """Check that every tensor is defined exactly once, and before it is read.
+    """Check that every tensor is defined once, and that all tensors that are read are defined.
 
     Raises
     ------

@@ -19,7 +19,7 @@ from bnncc.ir.graph import Graph, Node
 from bnncc.ir.operators import FUNCTIONS
 
 KEPT = {"Gelu", "Selu", "Shrink", "ThresholdedRelu"}
-"""Function operators that are lowered directly, although only onnx.reference evaluates them."""
+"""Function operators that are lowered as they are, although onnx.reference evaluates them."""
 
 SINGLE = {"MeanVarianceNormalization"}
 """Function operators whose definition has only float32 constants."""

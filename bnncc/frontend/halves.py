@@ -36,7 +36,7 @@ _OWN = frozenset(("BitCast", "ConstantOfShape", "EyeLike", "Range"))
 """Operators that determine their own output type; their readers read it as float32."""
 
 _HELD = frozenset(("bool", "int8", "uint8"))
-"""Bound of the integers that both types represent exactly."""
+"""Integer types that both half-precision types represent exactly."""
 
 
 def widen(graph: Graph) -> None:
@@ -104,7 +104,7 @@ def widen(graph: Graph) -> None:
 
 
 def _only_cast(graph: Graph, halves: dict[str, str]) -> set[str]:
-    """Return half-precision tensors made by Casts, from which nothing is computed."""
+    """Return half-precision tensors that only Casts and exact operators make and read."""
     groups = {name: {name} for name in halves if name not in graph.constants}
     computed: set[str] = set()
     for node in graph.nodes:

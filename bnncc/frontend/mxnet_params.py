@@ -111,7 +111,7 @@ class _Reader:
         return struct.unpack_from(f"<{axes}{code}", self._data, start)
 
     def _array(self, where: str) -> Array | None:
-        """Read one array; None if it is empty."""
+        """Read one array; None for one without shape and values."""
         first = self._number("I", where)
         kinds = (_WITH_STORAGE, _NUMPY_SHAPES)
         if first in kinds and (storage := self._number("i", where)):

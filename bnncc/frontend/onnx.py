@@ -186,7 +186,7 @@ def _inputs(
 
 
 def _bounds(graph: Graph, max_dims: Mapping[str, int], said: Mapping[str, str]) -> None:
-    """Name anonymous dimensions, and apply the bounds of symbolic ones."""
+    """Name dimensions with symbols that no input gives by itself; bound symbolic dimensions."""
     shapes = [graph.types[name].shape for name in graph.inputs]
     known = {d for shape in shapes for d in shape if isinstance(d, str) and d.isidentifier()}
     for name in graph.inputs:

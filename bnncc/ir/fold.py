@@ -28,7 +28,7 @@ from bnncc.ir.shaperules import Partial, broadcast
 Array = np.ndarray[Any, Any]
 
 SMALL = 1 << 22
-"""Maximum number of elements of any folded constant."""
+"""Number of elements up to which a folded constant is never too large for its inputs."""
 GROWTH = 4
 """Larger folded constants may have this many times the elements of their inputs."""
 BUDGET = 1 << 26

@@ -4,7 +4,7 @@ Frontends build it, passes rewrite it in place, and `bnncc.codegen.lower` conver
 Operators keep ONNX's names and semantics, in the form of the newest opset: shapes, pads, axes and
 clip bounds are constant *inputs*, as in ONNX. So a message can always name the node of the user's
 file, and a pass can evaluate any subgraph with `bnncc.ir.evaluate`. Operators whose names start
-with ``bnncc.`` are inserted by passes.
+with ``bnncc.`` are internal: frontends create a few, and passes insert the others.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Graph:
         return table
 
     def tips(self, names: Collection[str]) -> set[str]:
-        """Return those of `names` that are outputs, or that operators on other tensors read."""
+        """Return those of `names` that are outputs, or read to compute tensors outside `names`."""
         last = {n for n in self.outputs if n in names}
         made = (i for n in self.nodes if n.outputs[0] not in names for i in n.inputs)
         return last.union(name for name in made if name in names)

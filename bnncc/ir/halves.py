@@ -53,7 +53,7 @@ def spacing(kind: str) -> float:
 
 
 def rounds_integer_sums(node: Node, graph: Graph, producers: Mapping[str, Node]) -> bool:
-    """Whether a rounding affects an exact integer sum, followed only by operators with constants.
+    """Whether `node` rounds an exact integer sum, with only constant operands in between.
 
     Parameters
     ----------

@@ -141,7 +141,7 @@ def magnitude(
 
 
 def coarseness(graph: Graph, computed: bool = True) -> dict[str, float]:
-    """Return the tolerance of tensors in half precision, relative to their largest value.
+    """Return tolerances of tensors that depend on half precision, relative to the largest value.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ NOISE = 1e-5
 """Relative tolerance within which a number counts as a multiple of the scale."""
 
 UNITS = (*range(1, 129), 255)
-"""Maximum of the largest multiple, in units of the scale."""
+"""Allowed values of the largest multiple, in units of the scale."""
 
 _FEWEST = 4
 """Fewer numbers than this are approximate multiples of something by chance."""

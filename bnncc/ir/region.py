@@ -306,7 +306,7 @@ def _conv_transpose(graph: Graph, node: Node, out: Box) -> _Read | None:
 
 def _pool(graph: Graph, node: Node, out: Box) -> _Read | None:
     if node.op == "AveragePool" and node.attrs.get("ceil_mode"):
-        return None  # averages that exclude padding
+        return None  # elements beyond the padding do not count in averages
     shape = _shape(graph, node.inputs[0])
     kernel = list(node.attrs["kernel_shape"])
     found = _windows(out, shape[2:], kernel, node.attrs)

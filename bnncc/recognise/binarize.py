@@ -237,7 +237,7 @@ def _why_real(node: Node, look: _Look) -> tuple[str, str] | None:
 
 
 def _divided(name: str, graph: Graph, producers: dict[str, Node]) -> tuple[str, str] | None:
-    """Return why ``x / |x|`` is not taken for a sign; None if `name` is not such a quotient."""
+    """Return why ``x / |x|``, or a similar quotient, is no sign; None if `name` is neither."""
     node = producers.get(name)
     if node is None or node.op != "Div":
         return None

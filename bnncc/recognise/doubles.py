@@ -58,7 +58,7 @@ def number_doubles(graph: Graph, held: Mapping[str, Array]) -> dict[str, tuple[s
 
 
 def _data_of(node: Node, graph: Graph, producers: dict[str, Node]) -> list[str]:
-    """Return the float64 tensors that may be a layer's data, before padding and flattening."""
+    """Return the float64 tensors that may be a layer's data: before padding, flattened or not."""
     if node.op not in ("Conv", "Gemm", "MatMul") or node.inputs[1] not in graph.constants:
         return []
     name = node.inputs[0]

@@ -156,7 +156,7 @@ def _padded_between(
 
 
 def _one_each(node: Node, multiple: tuple[str, np.ndarray], held: dict[str, Lattice]) -> bool:
-    """Whether each sum has a single scale, although the data have one per channel."""
+    """Whether data with a scale per channel are levels, or signs with one group per scale."""
     known = held.get(multiple[0])
     groups = int(node.attrs.get("group", 1))
     return known is not None and (not known.signs or groups == multiple[1].size)

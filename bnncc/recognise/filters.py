@@ -28,7 +28,7 @@ def binary_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         True where the weight is positive (anything in an all-zero filter).
     scale : ndarray of float64, shape (out_channels,)
         ``weight == scale * (2 * bits - 1)`` within `WEIGHT_TOLERANCE`; zero for all-zero filters.
-        None is returned if any filter has more than two values.
+        None is returned if any filter has more than one magnitude, or if all are zero.
     """
     flat = weight.reshape(weight.shape[0], -1)
     flat = np.abs(flat if flat.dtype.kind == "f" else flat.astype(np.float64))
@@ -117,7 +117,7 @@ def few_bit_weights(weight: np.ndarray) -> Weights | None:
     if not multiple.all():
         return None
     whole = np.rint(ratio * multiple[:, None]).astype(np.int64)
-    sign = np.where(whole.max(axis=1) > -whole.min(axis=1), -1, 1)  # n bits hold -2**n, not 2**n
+    sign = np.where(whole.max(axis=1) > -whole.min(axis=1), -1, 1)  # n + 1 bits: -2**n, not 2**n
     odd = bool((whole[top > 0] % 2 == 1).all())
     if odd:
         whole[top == 0] = 1

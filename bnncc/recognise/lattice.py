@@ -297,7 +297,7 @@ def decision(
 
 
 def decided_as_rows(kind: TensorType) -> bool:
-    """Whether a decision with one threshold applies to rows: a tensor of rank 2 or more, no image.
+    """Whether one threshold can decide on a tensor (no image) as rows: its last size is known.
 
     Parameters
     ----------

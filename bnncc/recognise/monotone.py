@@ -2,7 +2,7 @@
 
 IEEE arithmetic is monotone: if a <= b then round(a + c) <= round(b + c), and likewise for products
 with a constant, comparisons and rounding to integers. So a chain of such operators with finite
-constants is monotone in float32 exactly where it is in real numbers, channel by channel. This is a
+constants is monotone in float32 whenever it is in real numbers, channel by channel. This is a
 proof for all inputs.
 
 The input at which a monotone function of one number crosses a value is found by bisection over all

@@ -25,7 +25,7 @@ def filters_of(node: Node, weight: Array) -> Array | tuple[str, str]:
 
 
 def layer_filters(node: Node, graph: Graph) -> Array | tuple[str, str]:
-    """Return the filters of a layer with constant weights, or why it has none and a remedy.
+    """Return the filters of a layer with constant weights, or why bits are no use, and a remedy.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ from bnncc.report import Layer
 
 INTERLEAVE = "bnncc.Interleave"
 """Operator that interleaves phases. Attributes: ``strides``, and ``starts``: the first row and
-column of each phase. Phase ``a * strides[1] + b`` holds output rows ``a + strides[0] * i`` and
+column used of each phase. Phase ``a * strides[1] + b`` holds output rows ``a + strides[0] * i`` and
 columns ``b + strides[1] * j``."""
 
 _ALIKE = {

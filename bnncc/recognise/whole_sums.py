@@ -17,7 +17,7 @@ from bnncc.recognise.lattice import Lattice, lattices
 
 _SAME = {"Reshape", "Transpose", "Identity", "Neg"}
 _SIGNED = ("int8", "int16", "int32", "int64", "float32", "float64")
-"""Integer types that a cast cannot enlarge: unsigned types wrap around, and float16 overflows."""
+"""Types to which a cast cannot enlarge integers: unsigned ones wrap around, float16 overflows."""
 
 
 def drop_integer_casts(graph: Graph) -> None:

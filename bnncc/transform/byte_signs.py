@@ -18,7 +18,7 @@ from bnncc.transform import thresholds as th
 from bnncc.transform.physical import Physical, Planes
 
 MAX_CHANNELS = 8
-"""Bits of a pixel that are packed at once."""
+"""Maximum number of channels: the bits of a pixel are put together in a byte."""
 
 _TO_NCHW = [0, 3, 1, 2]
 

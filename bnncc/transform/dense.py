@@ -84,7 +84,7 @@ def gemm(node: Node, state: Walk) -> Result:
 
 
 def dense_bias(graph: Graph) -> bool:
-    """Turn a MatMul by a constant matrix, and the Add of a vector after it, into a Gemm."""
+    """Turn a MatMul by a constant matrix, and the Add of a constant after it, into a Gemm."""
     readers = graph.consumers()
 
     def rule(node: Node, state: Walk) -> Result:

@@ -62,7 +62,7 @@ MAX_POOLED_ROWS = 8
 """Poolings with more window rows are not fused into a convolution."""
 
 MAX_ROW_WEIGHTS = 2**16
-"""Weights larger than this (in bytes) exceed the L2 cache: each row would load them again."""
+"""More weights than this (a number, not bytes) do not stay in the L2 cache from row to row."""
 
 MAX_EVENTS = 64
 """Maximum length of a fused chain of elementwise operators: TVM's passes are recursive."""
@@ -315,7 +315,7 @@ class _Fuser:
         return with_three_terms(spec, self.physical.target)
 
     def _exact(self, node: Node) -> bool:
-        """Whether sums must be exact because a reader relies on it."""
+        """Whether sums may be exact (weights are multiples of a scale), and readers rely on it."""
         weight = self.graph.constants[node.inputs[1]]
         return node.inputs[0] not in self.graph.inputs and filtering.integral(weight)
 

@@ -1,7 +1,7 @@
 """Interleave the phases of a transposed convolution, as bits, levels or numbers.
 
 Channels are the last axis in each form, so a pixel is a run of words. The phases of one row are
-concatenated along columns, then the rows of all phases along rows.
+concatenated pixel by pixel, then the rows of all phases row by row.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from bnncc.topi_binary.spec import (
 from bnncc.transform.physical import Physical
 
 NEAR = 1e-3
-"""Tolerated error where a sum is 0, relative to the terms that were rounded."""
+"""Tolerated absolute error where a sum is 0, if it is the rounding of much larger terms."""
 
 Anchor = BinaryConv2d | FewBitConv2d | Conv2d | Pool2d | Elementwise
 

@@ -6,8 +6,9 @@
 If only monotone functions lie between an integer accumulator and the levels, the level is a step
 function of the accumulator. Its thresholds are found by bisection, evaluating the model's own
 float32 nodes. If one multiplication, addition and rounding of the accumulator reproduces the levels
-on both sides of every threshold, the kernel does that. Otherwise it compares the float value with
-the thresholds of the quantizer.
+on both sides of every threshold, the kernel does that; if not, it compares the accumulator with
+the thresholds, unless they are too many. In all other cases the level is found from the float
+value and the thresholds of the quantizer.
 """
 
 from __future__ import annotations
@@ -305,7 +306,7 @@ def settle(
     event: Event, group: Group, physical: Physical,
     logical: Callable[[str, Group, Physical], str],
 ) -> None:  # fmt: skip
-    """Reshape outputs of a ``levels`` event to the graph's rank; numeric values become floats."""
+    """Reshape outputs of a ``levels`` event to the graph's rank; ``value`` becomes a float form."""
     names = physical.levels[event.tensor]
     names = {f: [logical(name, group, physical) for name in made] for f, made in names.items()}
     value = names.pop("value", None)

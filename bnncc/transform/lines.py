@@ -74,7 +74,7 @@ def _rank(graph: Graph, name: str) -> int:
 
 
 def _of_image(node: Node, graph: Graph) -> tuple[str, int] | None:
-    """Return the sequence in a view from or to the image of a spatial operator, and its axis."""
+    """Return the sequence that a view takes from or makes a window's image, and its unit axis."""
     names = node.inputs[0], node.outputs[0]
     by_rank = {_rank(graph, name): name for name in names}
     if set(by_rank) != {3, 4} or by_rank[3] in graph.constants:
@@ -268,7 +268,7 @@ def _axis_attrs(node: Node, axis: int) -> dict[str, object]:
 
 
 def _window_attrs(node: Node) -> dict[str, object]:
-    """Return the attributes of a window operator, extended by 1 along the unit axis."""
+    """Return the attributes of a window operator, with a window of 1 along the unit axis."""
     attrs: dict[str, object] = {}
     for key, neutral in _NEUTRAL.items():
         if node.attrs.get(key):

@@ -87,7 +87,7 @@ def _scaled(node: Node, state: Walk, readers: Readers) -> Node | None:
 
 
 def _scores(name: str, state: Walk, readers: Readers) -> tuple[str, list[str], float]:
-    """Return the operand of a softmax: a tensor, masks added to it, and its constant factor."""
+    """Return the operand of a softmax: a tensor, its added mask (if any), its constant factor."""
     types = state.graph.types
     added = state.producer(name, "Add") if _alone(name, state, readers) else None
     for x, mask in _operands(added) if added is not None else ():

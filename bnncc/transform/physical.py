@@ -185,7 +185,7 @@ class Physical:
         self.postponed.update({out: node for out in node.outputs if out})
 
     def fresh(self, stem: str, shape: tuple[Dim, ...], dtype: str) -> str:
-        """Declare a tensor with a new name."""
+        """Declare a tensor with a new name, and return the name."""
         name = self.graph.fresh(stem)
         self.graph.types[name] = TensorType(shape, dtype)
         return name
@@ -253,8 +253,8 @@ class Physical:
     def bits_source(self, name: str) -> tuple[Elementwise, list[str], Line] | None:
         """Return an anchor without steps that reads the planes of `name`.
 
-        Also its inputs, and (first, step) such that a bit v stands for exactly ``first + step *
-        v``. None if no such pair exists.
+        Also its inputs, and (first, step) such that the anchor's value v stands for exactly
+        ``first + step * v``. None if no such pair exists.
         """
         planes = self.planes[name]
         value = planes.value
@@ -265,7 +265,7 @@ class Physical:
         inputs = [planes.sign] + ([planes.zero] if planes.zero else [])
         if value.bipolar:
             return spec, inputs, (0.0, value.hi)
-        if planes.zero is not None:  # three values: -1, 0 and 1
+        if planes.zero is not None:  # the anchor's value is -1, 0 or 1
             middle = np.float32((value.lo + value.hi) / 2)
             step = np.float32(value.hi) - middle
             if (middle - step, middle + step) != (np.float32(value.lo), np.float32(value.hi)):

@@ -269,7 +269,7 @@ def as_channel_map(elements: np.ndarray, shape: tuple[int, ...]) -> tuple[int, .
     Returns
     -------
     tuple of int or None
-        Origin channel of each output channel, or None if elements within channels are moved.
+        Origin channel of each output channel, or None if other than whole channels move.
     """
     if elements.ndim != len(shape) + 1 or elements.shape[0] != 1 or elements.shape[2:] != shape[1:]:
         return None

@@ -285,7 +285,7 @@ def _where(node: Node, state: Walk) -> Result:
 
 
 def _bound(node: Node, state: Walk) -> Result:
-    """Turn Max or Min with a scalar into Clip; merge with another: Min(Max(x, lo), hi)."""
+    """Turn Max or Min with a scalar into a Clip; `_clip` merges those of Min(Max(x, lo), hi)."""
     if len(node.inputs) == 1:
         return node.inputs[0]
     if len(node.inputs) != 2:

@@ -45,6 +45,11 @@ def conv2d(operator: Operator, spec: Conv2d, form: str = "") -> None:
     """Write the convolution, its pooling if there is one, and the epilogue.
 
     In the form `byte_products.FORM`, sums are matrix products of bfloat16 elements.
+
+    Raises
+    ------
+    ValueError
+        If words of bfloat16 are multiplied and the results pooled: no pass makes such a kernel.
     """
     apart = quantization.apart(spec) and spec.method == "direct"
     if apart and spec.pool is not None:

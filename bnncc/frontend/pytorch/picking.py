@@ -111,7 +111,7 @@ def _fronted(axes: list[int], rank: int) -> list[int]:
 def _places(axes: list[int], rank: int, width: int) -> list[int]:
     """Return the positions of indexed axes, which are in front, in torch's result.
 
-    They stay in front unless they are adjacent: then they replace the first of them.
+    They stay in front unless they are adjacent: then they take the place of the first.
     """
     total = rank - len(axes) + width
     together = axes == list(range(axes[0], axes[0] + len(axes)))
