@@ -47,26 +47,23 @@ CONVERTED = 32
 TABLES = "table", "border", "plane", "rows", "ones", "starts"
 """Name prefixes of the blocks that are computed before all sums."""
 
-_TILES = {16: (4, 2, 4, True), 32: (6, 2, 1, False), 64: (7, 1, 2, True)}
+_TILES = {16: (4, 2, 4, False), 32: (6, 2, 1, False), 64: (9, 1, 2, True)}
 """By vector size in bytes: columns and channel vectors per tile, nibbles per loop body, and whether
 taps share table rows.
 
-The fastest of those tried on the layers of ``benchmarks/layers.py``. They have 8, 12 and 7
-accumulators. SSE needs registers for copies, because its lookup overwrites the table row. With 32
-registers, 7 byte accumulators leave room for their fourteen 16-bit sums; with two channel vectors
-these are loaded and stored in every iteration, which takes 6 % of the time on Zen 4. At most two
-64-byte lines can be loaded per cycle, which is also the lookup rate, so taps share table rows. With
-16 registers, sharing takes 0.94 of the time with SSE. With AVX2 it is faster on Zen 4 but, by the
-port models of llvm-mca, 4 % slower on Intel's cores.
+The fastest of those tried on the layers of ``benchmarks/layers.py``. They have 8, 12 and up to 9
+accumulators. SSE needs registers for copies, because its lookup overwrites the table row; sharing
+rows takes 7 % longer with it on Zen 5, and up to 16 % on Zen 4 where row tables leave no registers.
+With AVX2 sharing is faster on Zen 4 but, by the port models of llvm-mca, 4 % slower on Intel's
+cores. At most two 64-byte lines can be loaded per cycle, which is also the lookup rate, so with 32
+registers taps share table rows: 9 byte accumulators leave room for their eighteen 16-bit sums.
 """
 
 
-_WIDE_TILE = (3, 2, 8, False)
-"""The same for 64-byte vectors if each kernel row has one tap of `_LONG` words or more: taps have
-no rows to share, so channels share them. Three columns leave registers for 16-bit sums; six
-columns, with these sums in memory, take 3 % longer on Zen 4."""
-
-_LONG = 4
+_APART = (7, 2, 1, True)
+"""The same for 64-byte vectors if taps have few table rows in common, as in 1x1 and strided layers.
+Two channel vectors share each row instead; one vector takes 10 to 20 % longer on Zen 5, and about
+as long on Zen 4, although the 16-bit sums of two are in memory."""
 
 MAX_ACCUMULATORS = {16: 12, 32: 14, 64: 28}
 """By vector size in bytes: accumulators that fit in registers beside the operands."""
@@ -285,8 +282,8 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     per_group = spec.out_channels // spec.groups
     widest = min(target.vector_bits // 8, 64)
     size = NIBBLE_LANES if per_group % widest and widest > NIBBLE_LANES else widest
-    long = spec.kernel[1] == 1 and layout.words(spec.channels // spec.groups) >= _LONG
-    columns, vectors, unroll, shared = _WIDE_TILE if long and size == 64 else _TILES[widest]
+    apart = spec.kernel[1] == 1 or spec.strides[1] > 1
+    columns, vectors, unroll, shared = _APART if apart and size == 64 else _TILES[widest]
     if per_group <= size or (spec.groups > 1 and per_group % (vectors * size)):
         vectors, shared = 1, True  # half the lookups per row: separate loads would take longer
     if widest < 64 and spec.strides[1] > 1:
