@@ -253,9 +253,8 @@ class _Form:
         *_, w, _, _, _, o, kw, nibble = sch.get_loops("sum")
         nibble, *body = sch.split(nibble, [None, point["unroll"]])
         outer = [nibble] if point["shared"] else [kw, nibble]
-        if point[
-            "shared"
-        ]:  # table rows stay in registers from tap to tap, or weights from column to column
+        # Table rows stay in registers from tap to tap, or weights from column to column.
+        if point["shared"]:
             extents = [int(sch.get(loop).extent) for loop in (w, kw, o)]
             body += [w, kw] if extents[0] > extents[1] * extents[2] else [kw, w]
         else:

@@ -60,7 +60,7 @@ INSTRUCTION = {"bfloat16": "avx512_bf16", "int8": "avx512_vnni"}
 """Target feature of the instruction that multiplies several operands per lane."""
 
 SHARING_VECTORS = 4
-"""Maximum number of channel vectors that share a few-bit data element."""
+"""Maximum number of channel vectors that share a data element with narrow operands."""
 
 
 def conv2d_space(spec: Conv2d, target: TargetSpec, threads: int) -> Space:

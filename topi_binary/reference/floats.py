@@ -74,7 +74,7 @@ def _rounded(spec: Conv2d, data: Array) -> tuple[Array, Array]:
 
 
 def _unpacked(spec: Conv2d, packed: Array) -> Array:
-    """Read quantised weights: blocks of 16 output channels, lanes of `packed` taps each."""
+    """Read quantized weights: blocks of 16 output channels, lanes of `packed` taps each."""
     depth = spec.channels
     if spec.operands == "bfloat16x3":
         return _joined_terms(spec, packed)
@@ -193,7 +193,7 @@ def pad_bits(spec: PadBits, inputs: Sequence[Array]) -> list[Array]:
 def _unfiltered(packed: Array, spec: Conv2d) -> Array:
     """Recover weights from their transforms for minimal filtering.
 
-    A transform has more points than taps, so numbers that are no transform are detected.
+    A transform has more points than taps, so numbers that are not a transform are detected.
 
     Raises
     ------
