@@ -85,7 +85,7 @@ class Bar:
     Parameters
     ----------
     console : Console
-        Says how much is wanted.
+        Says how much to show.
     shares : mapping of str to int
         The phases to expect, and their shares of the time in percent.
     """

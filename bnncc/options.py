@@ -176,7 +176,7 @@ def refuse_type(name: str, given: Any, wanted: str) -> NoReturn:
     UsageError
         Always.
     """
-    raise UsageError(f"{name} is of type {type(given).__name__}, wanted {wanted}")
+    raise UsageError(f"{name} is of type {type(given).__name__}, expected {wanted}")
 
 
 _PATH = (str, os.PathLike)

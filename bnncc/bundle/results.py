@@ -92,7 +92,7 @@ def _check_versions(path: Path, head: dict[str, Any]) -> None:
     ours = importlib.metadata.version("apache-tvm")
     again = "build the bundle again with --bundle, and run it"
     if head.get("format") != FORMAT:
-        raise TuningError(f"{path}: has format {head.get('format')}, wanted {FORMAT}", hint=again)
+        raise TuningError(f"{path}: has format {head.get('format')}, expected {FORMAT}", hint=again)
     for name, made, here in (("bnncc", head["bnncc"], __version__), ("TVM", head["tvm"], ours)):
         if made != here:
             raise TuningError(f"{path}: was made with {name} {made}, this is {here}", hint=again)

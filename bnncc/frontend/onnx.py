@@ -82,7 +82,7 @@ def _load(
     functions = local_functions(proto)
     located = inline(proto.graph.node, functions, versions)
     if len(located) > checks.MAX_NODES:
-        raise ModelError(f"{len(located)} nodes, at most {checks.MAX_NODES} are wanted")
+        raise ModelError(f"{len(located)} nodes, expected at most {checks.MAX_NODES}")
     nodes, opsets = [], {}
     for node, imported in graph_nodes(located):
         nodes.append(node)

@@ -286,7 +286,7 @@ class Reader:
     def _constant(self, node: Node) -> None:
         where = f"Constant `{node.name}`"
         if len(node.attrs) != 1:
-            raise ModelError(f"{where}: has {len(node.attrs)} attributes, one value is wanted")
+            raise ModelError(f"{where}: has {len(node.attrs)} attributes, expected one value")
         key, value = next(iter(node.attrs.items()))
         if key == "value":
             array = value

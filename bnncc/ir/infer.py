@@ -105,17 +105,17 @@ def _elementwise(node: Node, types: list[TensorType | None], where: str) -> Tens
     same = present[1:] if node.op == "Where" else present
     if node.op not in ("Pow", "BitShift") and len({t.dtype for t in same}) > 1:
         found = ", ".join(t.dtype for t in same)
-        raise ModelError(f"{where}: operands have types {found}; the same type is wanted")
+        raise ModelError(f"{where}: operands have types {found}; expected the same type")
     if (node.op in _LOGIC or node.op == "Where") and first.dtype != "bool":
-        raise ModelError(f"{where}: its first operand is {first.dtype}, bool is wanted")
+        raise ModelError(f"{where}: its first operand is {first.dtype}, expected bool")
     if node.op in _REAL and not first.dtype.startswith(("float", "bfloat")):
-        raise ModelError(f"{where}: its operand is {first.dtype}, a float type is wanted")
+        raise ModelError(f"{where}: its operand is {first.dtype}, expected a float type")
     if node.op in _NUMBER and same[0].dtype == "bool":
-        raise ModelError(f"{where}: its operand is bool, a number is wanted")
+        raise ModelError(f"{where}: its operand is bool, expected a number")
     if node.op == "Clip":
         for bound in types[1:]:
             if bound is not None and math.prod(d for d in bound.shape if isinstance(d, int)) != 1:
-                raise ShapeError(f"{where}: a bound has shape {list(bound.shape)}, wanted is []")
+                raise ShapeError(f"{where}: a bound has shape {list(bound.shape)}, expected []")
         return first
     if node.op in UNARY:
         return first

@@ -92,7 +92,7 @@ def check_where(
     if (rpc is None) == (tracker is None):
         raise UsageError("a device needs either an address (--rpc) or a tracker (--tracker)")
     if timeout <= 0:
-        raise UsageError(f"timeout is {timeout:g}, wanted seconds above 0")
+        raise UsageError(f"timeout is {timeout:g}, expected seconds above 0")
     if tracker is not None and key is None:
         raise UsageError("--tracker needs --key, the kind of device to ask it for")
 

@@ -73,7 +73,7 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[str, bytes]]:
         If the file is missing, damaged, or of a format this version does not know.
     """
     if not isinstance(path, str | os.PathLike):
-        raise ArtifactError(f"path is of type {type(path).__name__}, wanted str or Path")
+        raise ArtifactError(f"path is of type {type(path).__name__}, expected str or Path")
     kind = kind_of(path)
     if kind in MODELS:
         raise ArtifactError(f"{path}: this is {kind}; `bnncc compile` it first")

@@ -112,7 +112,7 @@ def bench(
         If `repeat` is not positive, or the network has another batch.
     """
     if repeat < 1:
-        raise UsageError(f"repeat is {repeat}, wanted 1 or more")
+        raise UsageError(f"repeat is {repeat}, expected 1 or more")
     artifact = Artifact.of(artifact)
     sizes = {} if batch is None else _batch_of(artifact, batch)
     if artifact.device is None:

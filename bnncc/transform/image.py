@@ -165,8 +165,8 @@ def transform_input(graph: Graph, transform: InputTransform | None) -> None:
     if channels not in wanted or not isinstance(height, int) or not isinstance(width, int):
         counts = " or ".join(map(str, wanted))
         raise UsageError(
-            f"{option}: input `{name}` has shape {list(kind.shape)}, {counts} channels of known "
-            "sizes are wanted"
+            f"{option}: input `{name}` has shape {list(kind.shape)}, "
+            f"expected {counts} channels of known sizes"
         )
     bits = graph.fresh(f"{name}.bits")
     for node in graph.nodes:

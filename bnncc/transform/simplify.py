@@ -329,8 +329,8 @@ def _clip(node: Node, state: Walk) -> Result:
 def _batch_norm(node: Node, state: Walk) -> Result:
     if any(state.value(i) is None for i in node.inputs[1:5]):
         raise UnsupportedOp(
-            f"BatchNormalization `{node.name}`: its parameters are computed at run time; constants "
-            "are wanted"
+            f"BatchNormalization `{node.name}`: its parameters are computed at run time; "
+            "expected constants"
         )
     return None
 

@@ -406,7 +406,7 @@ class Progress:
     Parameters
     ----------
     total : int
-        Trials that are wanted.
+        Requested trials.
     until : float or None
         `time.monotonic` when it ends in any case.
     unit : str

@@ -115,7 +115,7 @@ class SelfCheck:
         number : int
             Of the check.
         tensors : iterable of str
-            Which values are wanted, beside the outputs.
+            Which values to return, beside the outputs.
         """
         found = evaluate(self._graph, self.inputs(number), tensors)
         self._evaluated[number] = {name: found[name] for name in self._graph.outputs}

@@ -400,7 +400,7 @@ def heads(**changes: object) -> Callable[[dict[str, Any]], object]:
         ('{"format": 1}\n', 2, "contains no results of a bundle"),
         ('{"session": 1}\n[]\n', 2, ":2: is not a line of a bundle's results"),
         (None, 2, "cannot be read: No such file or directory"),
-        (heads(format=9), 1, "has format 9, wanted 1"),
+        (heads(format=9), 1, "has format 9, expected 1"),
         (heads(bnncc="0.0.1"), 1, "was made with bnncc 0.0.1, this is"),
         (heads(tvm="0.19.0"), 1, "was made with TVM 0.19.0, this is"),
         (heads(family="arm64"), 1, "was measured with arm64, not"),

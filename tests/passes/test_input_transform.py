@@ -295,10 +295,10 @@ def test_files_of_thresholds(tmp_path: Path, content: Any) -> None:
         ("gray-threshold:nan", "finite numbers"),
         ("gray-threshold:1e30", "finite numbers"),
         ("rgb-threshold:missing.json", "cannot be read"),
-        ("rgb-threshold:{two}", "three numbers are wanted"),
+        ("rgb-threshold:{two}", "expected three numbers"),
         ("rgb-threshold:{text}", "is not JSON"),
         ("rgb-threshold:{long}", "too long"),
-        ("rgb-threshold:{words}", "three numbers are wanted"),
+        ("rgb-threshold:{words}", "expected three numbers"),
     ],
 )
 def test_options_that_make_no_sense(tmp_path: Path, text: str, said: str) -> None:

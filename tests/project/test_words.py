@@ -46,6 +46,8 @@ PHRASES = (
     "give one that is not there",
     "nobody vouches for",
     "if it may be",
+    "is wanted",
+    "are wanted",
 )
 GAP = r"[\s\"'#*|]+f?[\"']?"
 STYLE = re.compile(r"^## Style\n.*?(?=^## )", re.DOTALL | re.MULTILINE)

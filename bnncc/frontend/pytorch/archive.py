@@ -119,7 +119,7 @@ class Archive:
                 hint=f"export it {EXPORT}",
             )
         if len(names) != 1:
-            raise ModelError(f"the archive holds {len(names)} exported programs, one is wanted")
+            raise ModelError(f"the archive holds {len(names)} exported programs, expected one")
         name = names[0]
         for folder in ("weights", "constants"):
             if f"data/{folder}/{name}.pt" in self._infos:
@@ -195,7 +195,7 @@ class Archive:
             )
         if info.file_size > limit:
             raise ModelError(
-                f"archive entry `{name[:80]}`: {info.file_size} bytes, at most {limit} are wanted"
+                f"archive entry `{name[:80]}`: {info.file_size} bytes, expected at most {limit}"
             )
         try:
             data = self._zip.read(info)

@@ -3,8 +3,8 @@
 //
 // Operands are those of few_bit.cuh, read word by word. All is reckoned in bits that both operands
 // have: an engine that counts bits that differ also counts those of each operand, by a product with
-// zeros. Where weights are signs, what differs under the taps inside the image is wanted: a plane of
-// ones inside the image finds the bits of the weights there.
+// zeros. Where weights are signs, only bits under the taps inside the image count: a plane of ones
+// inside the image finds the bits of the weights there.
 #ifndef BNNCC_FEW_BIT_MMA
 #define BNNCC_FEW_BIT_MMA
 
