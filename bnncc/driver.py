@@ -145,7 +145,7 @@ def compile(
     input_uint8 : sequence of Uint8Input
         Inputs taken as bytes, with their mean and scale folded in.
     input_transform : InputTransform or str, optional
-        How an image input of bytes is binarised; a str is as on the command line.
+        How an image input of bytes is binarized; a str is as on the command line.
     dump_ir : path, optional
         Folder for one file per phase.
     threads : int, optional

@@ -1,4 +1,4 @@
-"""Images taken as bytes and binarised before the network: ``--input-transform`` of Khan et al."""
+"""Images taken as bytes and binarized before the network: ``--input-transform`` of Khan et al."""
 
 from __future__ import annotations
 

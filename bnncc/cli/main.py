@@ -411,7 +411,7 @@ def _tune(verbs: Any) -> None:
     add(
         group,
         "--measure",
-        "what to minimise: time on this machine or a device, or the number of instructions in an "
+        "what to minimize: time on this machine or a device, or the number of instructions in an "
         "emulated Arm processor, for want of hardware",
         choices=("time", "instructions"),
         default="time",

@@ -1,4 +1,4 @@
-"""MXNet's layers as ONNX nodes: convolutions, dense layers, normalisation, pooling, outputs.
+"""MXNet's layers as ONNX nodes: convolutions, dense layers, normalization, pooling, outputs.
 
 Each function takes the builder, the node and the names of its input tensors, and returns the names
 of its outputs.

@@ -186,7 +186,7 @@ def _not_equal(writer: Writer) -> str:
     return writer.node("Not", equal)
 
 
-def _normalise(writer: Writer) -> str:
+def _normalize(writer: Writer) -> str:
     (x,) = writer.operands(1)
     length = writer.node("ReduceL2", writer.read(x), writer.constant([-1]), keepdims=1)
     bounded = writer.node("Max", length, writer.constant(1e-6))
@@ -271,7 +271,7 @@ _RULES: dict[str, Rule] = {
     "GELU": _gelu,
     "GREATER_EQUAL": partial(_simple, "GreaterOrEqual", count=2),
     "HARD_SWISH": partial(_simple, "HardSwish"),
-    "L2_NORMALIZATION": _normalise,
+    "L2_NORMALIZATION": _normalize,
     "LEAKY_RELU": _leaky,
     "LESS_EQUAL": partial(_simple, "LessOrEqual", count=2),
     "LOGICAL_AND": partial(_simple, "And", count=2),

@@ -36,7 +36,7 @@ BROADCAST = {
 """Elementwise operators of several tensors that preserve the dtype."""
 COMPARE = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
 ELEMENTWISE = UNARY | BROADCAST | COMPARE | {"Where", "Cast", "IsNaN", "IsInf"}
-QUANTISERS = {QUANT, MULTI_THRESHOLD}
+QUANTIZERS = {QUANT, MULTI_THRESHOLD}
 """Internal operators that frontends create."""
 _LOGIC = {"And", "Or", "Xor", "Not"}
 
@@ -68,7 +68,7 @@ def infer(
         outs = [_elementwise(node, types, where)]
     elif node.op in RULES:
         outs = [RULES[node.op](node, graph, partial or {}, where)]
-    elif node.op in QUANTISERS:
+    elif node.op in QUANTIZERS:
         first = graph.types[node.inputs[0]]
         shapes = [graph.types[i].shape for i in node.inputs[: 3 if node.op == QUANT else 1]]
         outs = [TensorType(broadcast(shapes, where), first.dtype)]

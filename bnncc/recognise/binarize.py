@@ -242,7 +242,7 @@ def _divided(name: str, graph: Graph, producers: dict[str, Node]) -> tuple[str, 
     if node is None or node.op != "Div":
         return None
     sizes = [producers.get(i) for i in node.inputs]
-    plain = "binarise by Where(x >= 0, 1, -1), which is a bit for every number"
+    plain = "binarize by Where(x >= 0, 1, -1), which is a bit for every number"
     for data, size in zip(node.inputs, sizes[::-1], strict=True):
         if size is None:
             continue

@@ -401,7 +401,7 @@ class GpuSession(CopyingSession):
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Return an uninitialised array that starts at a multiple of `ALIGNMENT` bytes."""
+    """Return an uninitialized array that starts at a multiple of `ALIGNMENT` bytes."""
     count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     raw = np.empty(count + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT

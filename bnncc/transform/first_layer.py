@@ -170,5 +170,5 @@ def _source(node: Node, graph: Graph, producers: dict[str, Node]) -> _Data | str
     while (move := producers.get(source)) is not None and move.op in _MOVES:
         source = move.inputs[0]
     if source not in graph.inputs or graph.types[name].dtype != "float32":
-        return f"its data are computed (`{name}`); take the image as bytes, or normalise it outside"
+        return f"its data are computed (`{name}`); take the image as bytes, or normalize it outside"
     return _Data(name, four, np.ones(channels), np.zeros(channels))

@@ -131,7 +131,7 @@ def _write_node(event: Event, writer: Writer) -> None:
     if node.op == ROUND:  # affects thresholds only: stored values are computed in float32
         return
     if node.op == "BatchNormalization":
-        writer.normalised(*centred_affine(node, graph))
+        writer.normalized(*centred_affine(node, graph))
         return
     if (affine := affine_of(node, graph, group.channels, rank)) is not None:
         writer.affine(*affine)

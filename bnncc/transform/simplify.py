@@ -1,4 +1,4 @@
-"""Canonicalise an imported graph, so that later passes meet one form of each pattern."""
+"""Canonicalize an imported graph, so that later passes meet one form of each pattern."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ PAIRS = {1: MULTIPLY_ADD, 2: DOT_ADD_BFLOAT16, 4: DOT_ADD["uint8"]}
 
 
 class Kernel(float_conv2d.Kernel):
-    """A quantised convolution with its epilogue: `float_conv2d` with rounded operands."""
+    """A quantized convolution with its epilogue: `float_conv2d` with rounded operands."""
 
     def _image(self) -> Conv2d:
         spec = self.spec

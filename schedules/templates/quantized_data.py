@@ -1,4 +1,4 @@
-"""Data of a quantised convolution: rows in the format of the operands, with taps contiguous.
+"""Data of a quantized convolution: rows in the format of the operands, with taps contiguous.
 
 Each image row is converted once, into a ring buffer of padded rows with channels last. For each
 output row, the taps of each pixel are then copied next to each other. So products run over whole

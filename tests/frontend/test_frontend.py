@@ -1,4 +1,4 @@
-"""ONNX files become normalised, folded, typed graphs; broken ones are refused with a clear line."""
+"""ONNX files become normalized, folded, typed graphs; broken ones are refused with a clear line."""
 
 from __future__ import annotations
 

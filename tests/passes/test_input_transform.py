@@ -1,4 +1,4 @@
-"""Images binarised on the way in: equal to NumPy definitions, and binary from there on."""
+"""Images binarized on the way in: equal to NumPy definitions, and binary from there on."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_any_batch_and_verification() -> None:
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("sign", ["GreaterOrEqual", "Less", "Sign"])
 def test_thresholds_in_the_graph_are_recognised(layout: str, sign: str) -> None:
-    """Bytes that are normalised, shifted and signed in the graph are compared as bytes."""
+    """Bytes that are normalized, shifted and signed in the graph are compared as bytes."""
     rng = np.random.default_rng(0)
     stored = {
         "w": _signs(rng, 16, 3, 3, 3),

@@ -76,6 +76,12 @@ def test_gone(phrase: str) -> None:
     assert [str(path) for path, text in TEXTS.items() if pattern.search(text)] == []
 
 
+def test_the_spelling_is_that_of_the_field() -> None:
+    stems = "binar|quant|normal|optim|minim|initial|special|synchron|organ"
+    pattern = re.compile(rf"(?<![a-z])({stems})is(e|ed|es|er|ers|ing|ation|ations)\b", re.I)
+    assert {str(path) for path, text in TEXTS.items() if pattern.search(text)} == set()
+
+
 def test_phrases_are_found_where_they_are() -> None:
     style = STYLE.search((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
     assert style is not None

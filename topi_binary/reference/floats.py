@@ -74,7 +74,7 @@ def _rounded(spec: Conv2d, data: Array) -> tuple[Array, Array]:
 
 
 def _unpacked(spec: Conv2d, packed: Array) -> Array:
-    """Read quantised weights: blocks of 16 output channels, lanes of `packed` taps each."""
+    """Read quantized weights: blocks of 16 output channels, lanes of `packed` taps each."""
     depth = spec.channels
     if spec.operands == "bfloat16x3":
         return _joined_terms(spec, packed)
