@@ -74,7 +74,7 @@ def read(path: Path) -> Results:
     _check_versions(path, lines[0])
     found = Results(path, lines[0]["target"], lines[0]["family"], lines[0]["tvm"])
     if rest:
-        found.warnings.append(f"{path}:{len(lines) + 1}: the last line is cut off, and left out")
+        found.warnings.append(f"{path}:{len(lines) + 1}: the last line is incomplete, and ignored")
     for number, line in enumerate(lines[1:], 2):
         try:
             _take(found, line)

@@ -363,7 +363,7 @@ def _deploy(verbs: Any) -> None:
     add(
         parser,
         "--repeat",
-        "number of timed runs; default: two seconds of them",
+        "number of timed runs; default: as many as take 2 s",
         "N",
         count,
     )
@@ -412,7 +412,7 @@ def _tune(verbs: Any) -> None:
         group,
         "--measure",
         "what to minimize: time on this machine or a device, or the number of instructions in an "
-        "emulated Arm processor, for want of hardware",
+        "emulated Arm processor, without hardware",
         choices=("time", "instructions"),
         default="time",
     )

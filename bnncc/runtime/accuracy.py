@@ -102,7 +102,9 @@ def accuracy(
     labels = labels.reshape(-1)
     count = len(next(iter(inputs.values())))
     if len(labels) != count or not count:
-        raise InputError(f"{len(labels)} labels for {count} examples, expected as many, at least 1")
+        raise InputError(
+            f"{len(labels)} labels for {count} examples, expected one per example, and at least one"
+        )
     output = _output(artifact, scores)
     size = _batch(artifact) or min(_BATCH, count)
     correct = 0

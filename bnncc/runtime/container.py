@@ -123,12 +123,12 @@ def _read_members(file: BinaryIO, path: str) -> dict[str, bytes]:
         if info.size < 0 or info.size > left:
             raise _damaged(path, f"`{name}` is truncated")
         if name == MANIFEST and info.size > _MAX_MANIFEST:
-            raise _damaged(path, "the manifest is absurdly large")
+            raise _damaged(path, "the manifest is too large")
         found[name] = file.read(info.size)
         if len(found[name]) != info.size:
             raise _damaged(path, f"`{name}` is truncated")
         if file.read(padded - info.size).strip(b"\0"):
-            raise _damaged(path, f"something stands behind `{name}`")
+            raise _damaged(path, f"unexpected data after `{name}`")
         left -= padded
     # tar itself fills its last record with zeros; anything else is not ours.
     end = file.read(_RECORD + 1)

@@ -264,11 +264,11 @@ def bench_text(result: Mapping[str, Any]) -> str:
         + f" ({report.plural(result['repeat'], 'run')}, "
         + f"{report.plural(result['threads'], 'thread')})",
         (
-            f"kernels  {total:.2f} us in all, each timed alone; "
+            f"kernels  {total:.2f} us in total, each timed alone; "
             if result["kernels"]
             else "rate     "
         )
-        + f"{network['macs_per_second'] / 1e9:.1f} Gmac/s of the network's median",
+        + f"{network['macs_per_second'] / 1e9:.1f} Gmac/s at the network's median",
         f"batch    {network['batch']}, {network['items_per_second']:,.1f} items/s at the median",
     ]
     return "\n".join(lines).lstrip("\n")

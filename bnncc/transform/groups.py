@@ -201,8 +201,8 @@ def _write_sign(
     zero = kind == "mid" and not proven
     if kind == "mid":
         physical.graph.sign_zero[node.name] = (
-            "zeros may occur: they travel in a plane of their own, and layers that read it take "
-            "the plain kernel while it is empty"
+            "zeros may occur: a second plane marks them, and layers that read it use the ordinary "
+            "kernel while it is empty"
             if zero
             else "no accumulator value gives zero: one plane"
         )

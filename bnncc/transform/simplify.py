@@ -80,8 +80,8 @@ def simplify(graph: Graph, trace: Trace | None = None) -> None:
         fold(graph)
     else:
         trace.warnings.append(
-            f"simplify: stopped after {_ROUNDS} rounds while the graph still changed: right, but "
-            "perhaps slower than it could be"
+            f"simplify: stopped after {_ROUNDS} rounds while the graph still changed: correct, but "
+            "perhaps slower than necessary"
         )
     settle_outputs(graph)
     graph.prune()

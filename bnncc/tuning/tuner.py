@@ -341,7 +341,7 @@ class Tuner:
                 gain = race.Gain.of(*([min(times) for times in turns] for turns in found))
                 faster = gain.faster
             else:
-                self.console.warning(f"{own.workload.name}: cannot be measured in turns")
+                self.console.warning(f"{own.workload.name}: cannot be measured in interleaved runs")
         for task in layer:
             task.kept, task.raced, task.gain = "", task.trials, gain
         if faster:

@@ -45,7 +45,7 @@ def runs_here(target: TargetSpec) -> bool:
 def not_run(target: TargetSpec, output: object, form: str = "artifact") -> str:
     """Return what a user should know of `output`, if it was not run here; else nothing."""
     if form == "wasm":
-        return f"{output}: `node check.mjs` there runs it on an input; nothing was run here"
+        return f"{output}: not run here; `node check.mjs` in that folder runs it on an input"
     if form == "c":
         known = target.has_runtime or target.kind == "c"
         why = "" if known else f"TVM has no runtime for {target.name} on PyPI: "
@@ -54,7 +54,7 @@ def not_run(target: TargetSpec, output: object, form: str = "artifact") -> str:
     if target.gpus and not runs_here(target):
         return (
             f"code for {target.name} was not run here: {missing(target.gpus)}; `bnncc verify` "
-            "checks it where there is such a GPU"
+            "checks it on a machine with such a GPU"
         )
     if not runs_here(target):
         return (

@@ -141,7 +141,7 @@ def test_what_misbehaves_costs_itself_and_nothing_else(ran: Path) -> None:
     lines = read(ran.parent)
     found = of_kernel(lines)
     assert found[PLANTED["crash"]]["error"] == "died: SIGABRT"
-    assert found[PLANTED["hang"]]["error"] == f"said nothing for {QUIET_SECONDS} s"
+    assert found[PLANTED["hang"]]["error"] == f"did not respond for {QUIET_SECONDS} s"
     assert "values of output 0 are wrong" in found[PLANTED["wrong"]]["error"]
     right = [line for line in found.values() if line["right"]]
     assert len(right) == len(found) - 3 == 2
@@ -372,7 +372,7 @@ def test_a_torn_last_line_is_left_out(
     errors = capsys.readouterr().err.splitlines()
     assert code == 0
     number = len(path.read_bytes().splitlines())
-    assert errors[0] == f"warning: {path}:{number}: the last line is cut off, and left out"
+    assert errors[0] == f"warning: {path}:{number}: the last line is incomplete, and ignored"
     assert errors[-1].endswith("2 records of 1 kernels")
 
 
