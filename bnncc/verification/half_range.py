@@ -17,7 +17,7 @@ Feeds = Mapping[str, np.ndarray]
 
 
 def refuse_overflow(graph: Graph, feeds: Feeds) -> None:
-    """Refuse a graph with numbers beyond those of float16.
+    """Raise an error if numbers of a graph exceed the range of float16.
 
     Parameters
     ----------
