@@ -269,7 +269,7 @@ def bench_text(result: Mapping[str, Any]) -> str:
             else "rate     "
         )
         + f"{network['macs_per_second'] / 1e9:.1f} Gmac/s at the network's median",
-        f"batch    {network['batch']}, {network['items_per_second']:,.1f} items/s at the median",
+        f"batch    {network['batch']}, {network['items_per_second']:,.0f} items/s at the median",
     ]
     return "\n".join(lines).lstrip("\n")
 

@@ -138,7 +138,7 @@ def tap_points(model: onnx.ModelProto) -> list[str]:
     Returns
     -------
     list of str
-        Floats that depend on an input, in topological order; neither inputs nor outputs of the model.
+        Floats that depend on an input, in topological order, without the inputs and outputs.
     """
     graph = model.graph
     made = computed(model)
