@@ -60,7 +60,7 @@ FIGURES = {
 """Input channels, filters, kernel."""
 
 PAPER = {"fig1": ("50", "13"), "fig2": ("", ""), "fig3": ("", "")}
-"""Cblas over the packed product, and over binarising and the product; only Fig. 1 is worded."""
+"""Cblas over the packed product, and over binarizing and the product; only Fig. 1 is worded."""
 
 FLOATS = ("onnxruntime-f32", "openvino-f32")
 
@@ -79,7 +79,7 @@ SIZES: dict[str, tuple[Any, dict[str, Any], str, str]] = {
         )
     },
 }
-"""Builder, its options, and what the paper gives in float and binarised."""
+"""Builder, its options, and what the paper gives in float and binarized."""
 
 
 def convolution(channels: int, filters: int, kernel: int, sign: str):

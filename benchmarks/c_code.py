@@ -215,7 +215,7 @@ def emx(folder: Path, model: Path, tool: str, processor: Processor) -> Program:
         renamed.replace("#define", f"{heads}#define", 1) + (folder / "emx.c").read_text()
     )
 
-    # Calls of another malloc are optimised less: that program, here, is only for its memory.
+    # Calls of another malloc are optimized less: that program, here, is only for its memory.
     def memory() -> int:
         here = PROCESSORS["here"]
         build(folder, "counted", (main, "counted.c", "count.c"), here)

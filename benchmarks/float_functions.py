@@ -1,4 +1,4 @@
-"""Float functions and normalisations of 8,192 values beside other runtimes: times and errors.
+"""Float functions and normalizations of 8,192 values beside other runtimes: times and errors.
 
     taskset -c 1 python benchmarks/float_functions.py [--json FILE] [--only NAME ...]
 

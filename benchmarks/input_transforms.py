@@ -1,4 +1,4 @@
-"""Binarising an image of bytes beside copying it: 96x96, red, green and blue.
+"""Binarizing an image of bytes beside copying it: 96x96, red, green and blue.
 
     taskset -c 1 python benchmarks/input_transforms.py [--json FILE] [--repeat N] [--target T]
 

@@ -42,7 +42,7 @@ def _dense(b: Builder, x, units: int) -> str:
 def resnet18(
     sign: str = "where", *, classes: int = 1000, side: int = 224, float_stages: tuple[int, ...] = ()
 ) -> onnx.ModelProto:
-    """Return ResNet-18 with pre-activation, as BMXNet binarises it.
+    """Return ResNet-18 with pre-activation, as BMXNet binarizes it.
 
     Parameters
     ----------

@@ -4,7 +4,7 @@
 
 BitNet b1.58 blocks (Ma et al., 2024; Wang et al., 2023): per-token int8 activations, ternary
 weights, RMSNorm, rotary embedding, grouped-query attention, and a gate of squared ReLU or SiLU.
-BiT (Liu et al., NeurIPS 2022): elastic binarisation of activations to {0, a} and {-a, a}, and
+BiT (Liu et al., NeurIPS 2022): elastic binarization of activations to {0, a} and {-a, a}, and
 attention between bits. BinaryViT (Le and Li, CVPR Workshops 2023): the same for images, with
 RPReLU and shortcuts around each layer. BinaryBERT (Bai et al., ACL 2021): binary weights,
 activations of 4 bits.
@@ -112,7 +112,7 @@ class Transformer(Builder):
         return self.op("Mul", self.spread(size), scaled)
 
     def layer_norm(self, x: str, size: int) -> str:
-        """Normalise the last axis."""
+        """Normalize the last axis."""
         return self.op(
             "LayerNormalization", x, self.spread(size), self.spread(size, around=0), axis=-1,
             epsilon=1e-5,
@@ -227,7 +227,7 @@ class Transformer(Builder):
         return self.op("Add", x, self.ternary_linear(y, s.inner, s.hidden))
 
     def elastic(self, x: str, low: int) -> str:
-        """Binarise to {0, a}, or to {-a, a} if `low` is -1, with a learned offset."""
+        """Binarize to {0, a}, or to {-a, a} if `low` is -1, with a learned offset."""
         scale = float(np.float32(self.rng.uniform(0.3, 0.8)))
         if low:
             x = self.op("Sub", x, self.number(self.rng.uniform(-0.1, 0.1)))

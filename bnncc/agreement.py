@@ -55,7 +55,7 @@ FORMAT = 2
 _EXAMPLES = 3
 _VERDICTS = {
     "pass": "PASS",
-    "pass but for ties": "PASS: outputs differ only where a value is a tie",
+    "pass except for ties": "PASS: outputs differ only where a value is a tie",
     "fail": "FAIL",
     "undecided": "UNDECIDED: outputs depend on ties; try another --seed",
 }
@@ -209,7 +209,7 @@ def _against(
     elif all(o["passed"] for o in outputs):
         verdict = "pass"
     elif kernels:
-        verdict = "pass but for ties"
+        verdict = "pass except for ties"
     else:
         verdict = "undecided"
     return {

@@ -79,7 +79,7 @@ def tune(
     kernels : str, optional
         Regular expression: tune only kernels whose description matches.
     measure : {"time", "instructions"}
-        What to minimise; instructions are those of an emulated Arm processor.
+        What to minimize; instructions are those of an emulated Arm processor.
     jobs : int, optional
         Number of kernels to build in parallel; by default the number of CPUs available.
     lock_file : path, optional

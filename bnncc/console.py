@@ -51,6 +51,17 @@ class Console:
             with contextlib.suppress(OSError):
                 print(text, file=sys.stderr, flush=True)
 
+    @property
+    def live(self) -> bool:
+        """Whether standard error is a terminal on which `status` works, and not quiet."""
+        return self.verbosity >= 0 and _capable(sys.stderr)
+
+    @staticmethod
+    def status(text: str) -> None:
+        """Rewrite the last line of the terminal with as much of a text as fits."""
+        with contextlib.suppress(OSError):
+            print(f"\r\x1b[K{text[: _columns() - 1]}", end="", file=sys.stderr, flush=True)
+
     def data(self, text: str) -> None:
         """Write data to standard output.
 
@@ -85,13 +96,13 @@ class Bar:
     Parameters
     ----------
     console : Console
-        Says how much is wanted.
+        Says how much to show.
     shares : mapping of str to int
         The phases to expect, and their shares of the time in percent.
     """
 
     def __init__(self, console: Console, shares: Mapping[str, int]) -> None:
-        self._shown = _capable(sys.stderr) and console.verbosity == 0
+        self._shown = console.live and console.verbosity == 0
         self._console, self._shares = console, shares
         self._percent = 0
 
@@ -104,19 +115,14 @@ class Bar:
                 self._percent = max(self._percent, before)
             full = _BAR * self._percent // 100
             text = f"[{'#' * full}{'.' * (_BAR - full)}] {name}"
-            self._write(text[: _columns() - 1])
+            self._console.status(text)
 
     def end(self, name: str, seconds: float) -> None:
         """Show the end of a phase."""
         if self._shown:
-            self._write("")
+            self._console.status("")
         elif seconds >= _WORTH_SAYING:
             self._console.progress(f"{name}: {seconds:.2f} s")
-
-    @staticmethod
-    def _write(text: str) -> None:
-        with contextlib.suppress(OSError):
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _columns() -> int:

@@ -145,7 +145,7 @@ def compile(
     input_uint8 : sequence of Uint8Input
         Inputs taken as bytes, with their mean and scale folded in.
     input_transform : InputTransform or str, optional
-        How an image input of bytes is binarised; a str is as on the command line.
+        How an image input of bytes is binarized; a str is as on the command line.
     dump_ir : path, optional
         Folder for one file per phase.
     threads : int, optional
@@ -236,13 +236,13 @@ def compile_model(
     network = made.lowered
     from bnncc.codegen import pipeline
 
-    with trace.timed("build"):
+    with trace.timed("build", "generate machine code"):
         executable, scratch = pipeline.build(made.module, target)
     workspace = {name: used.total(made.threads) for name, used in scratch.items()}
     plan = _plan(made, workspace)
     orders = network.orders if target.kind == "cuda" else {}
     network.physical.constants.clear()  # the module has its own, and linking makes more
-    with trace.timed("link"):
+    with trace.timed("link", "link the library"):
         library = build_library(executable, target)
     del executable
 
@@ -261,7 +261,7 @@ def compile_model(
     if not options.confirm or not runs_here(target):
         return artifact
     judge = Judge(network.module, network.checks, artifact, options)
-    with trace.timed("self-check"):
+    with trace.timed("self-check", "run it on known inputs"):
         agreed = confirmed(artifact, checks, judge, options.threads)
     return artifact if agreed == checks else packed(agreed)
 
@@ -448,7 +448,7 @@ def _lowered(
     fixed: bool = False,
 ) -> Lowered:
     """Go as far as kernels that are not scheduled yet; `fixed` makes symbolic dimensions 1."""
-    with trace.timed("load"):
+    with trace.timed("load", "read and check the model"):
         model, assumed = opened(model, options)
     graph, relaxed, rounded = _loaded(model, options, target, trace, fixed=fixed)
     inputs, outputs = manifest.infos(graph, graph.inputs), manifest.infos(graph, graph.outputs)
@@ -459,20 +459,20 @@ def _lowered(
     layers = [replace(x, assumed=assumed.get(x.name, "")) for x in made.layers]
     terms = in_three_terms(physical)
     layers, tripled = notices.in_three_terms(layers, terms, options.float_products, target)
-    with trace.timed("confirm passes"):
+    with trace.timed("confirm passes", "compare with the model, tensor by tensor"):
         compared = _confirm(physical, model_graph, checks, made, model)
     orders = orders_of(physical)
     store_halves(physical, model_graph, target)
     if options.float_type != "float32" and compared.passes == "whole":
         refuse_overflow(physical, checks.inputs(0))
 
-    with trace.timed("relax"):
+    with trace.timed("relax", "translate to Relax"):
         from bnncc.codegen import pipeline
         from bnncc.codegen.lower import to_relax
 
         module = to_relax(physical, checks=target.kind != "cuda")
     trace.module("relax", module)
-    with trace.timed("legalize"):
+    with trace.timed("legalize", "write kernels as TensorIR"):
         module = pipeline.legalize(module, target)
     warnings = (
         *notices.layers(layers, assumed),
@@ -495,12 +495,12 @@ def _loaded(
 
     Then which first convolutions, and which other float layers, are rounded in it.
     """
-    with trace.timed("load"):
+    with trace.timed("load", "read and check the model"):
         graph = load(model, input_shapes=options.input_shapes, max_dims=options.max_dims)
         if fixed and (sizes := graph.symbolic_as_one()):
             graph = load(model, input_shapes={**options.input_shapes, **sizes})
     trace.graph("load", graph)
-    with trace.timed("as asked"):
+    with trace.timed("options", "apply options to inputs and float layers"):
         take_uint8(graph, options.input_uint8)
         transform_input(graph, options.input_transform)
         relaxed = relax_first_layer(graph, options.first_layer)
@@ -508,7 +508,7 @@ def _loaded(
             round_floats(graph)
         rounded = rounded_layers(graph, options, target)
         round_layers(graph, rounded.layers)
-    trace.graph("as asked", graph)
+    trace.graph("options", graph)
     return graph, relaxed, rounded
 
 
@@ -568,9 +568,9 @@ def _scheduled(
 
     lost: tuple[str, ...] = ()
     if options.measure and target.name == NATIVE and target.kind == "llvm":
-        with trace.timed("measure"):
+        with trace.timed("measure", "time alternative schedules"):
             lost = _measured(network, model, options, target, records, fixed)
-    with trace.timed("schedule"):
+    with trace.timed("schedule", "schedule each kernel"):
         activations = pipeline.memory_plan(network.module)
         threads = options.threads or (usable_cpus() if runs_here(target) else CORES)
         module, tuned = pipeline.schedule(network.module, target, threads, records)

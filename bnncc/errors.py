@@ -13,7 +13,7 @@
     ├── DeviceError               remote device missing, busy or lost
     └── VerificationError         outputs differ from the model file's graph
 
-A message is one line: *where* it was found, *what* was found, *what* was wanted. `hint` says what
+A message is one line: *where* it was found, *what* was found, *what* was expected. `hint` says what
 to do. This module imports no other of bnncc, so every layer may raise these.
 """
 
@@ -36,7 +36,7 @@ class BnnccError(Exception):
     Parameters
     ----------
     message : str
-        One line: where, what was found, what was wanted.
+        One line: where, what was found, what was expected.
     hint : str, optional
         One line: what to do about it.
     """

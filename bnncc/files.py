@@ -314,7 +314,7 @@ def read_npz(
 ) -> dict[str, np.ndarray]:
     """Read arrays of an npz file, each only after its header was checked.
 
-    If one array is wanted, an npy file may hold it instead.
+    If one array is expected, an npy file may hold it instead.
 
     Parameters
     ----------
@@ -385,7 +385,9 @@ def _read_member(
     elif version == (2, 0):
         shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
     else:
-        raise InputError(f"{source}: array `{name}` has .npy version {version}, wanted 1.0 or 2.0")
+        raise InputError(
+            f"{source}: array `{name}` has .npy version {version}, expected 1.0 or 2.0"
+        )
     if dtype.hasobject or dtype.names is not None:
         raise InputError(f"{source}: array `{name}` holds {dtype}, not numbers")
     check(name, shape, dtype)

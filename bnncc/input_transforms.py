@@ -1,4 +1,4 @@
-"""Images taken as bytes and binarised before the network: ``--input-transform`` of Khan et al."""
+"""Images taken as bytes and binarized before the network: ``--input-transform`` of Khan et al."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class InputTransform:
         wanted = {"rgb-threshold": 3, "gray-threshold": 1, "lbp": 0}[self.kind]
         if len(self.thresholds) != wanted:
             raise UsageError(
-                f"input transform {self.kind} has {len(self.thresholds)} thresholds, {wanted} "
-                "are wanted"
+                f"input transform {self.kind} has {len(self.thresholds)} thresholds, "
+                f"expected {wanted}"
             )
         if not all(abs(t) <= _LARGEST for t in self.thresholds):
             raise UsageError(f"input transform {self.kind}: thresholds are to be finite numbers")
@@ -117,7 +117,7 @@ def _from_file(path: Path) -> tuple[float, ...]:
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError):
-        raise UsageError(f"{path}: is not JSON, a list of three numbers is wanted") from None
+        raise UsageError(f"{path}: is not JSON, expected a list of three numbers") from None
     if isinstance(content, dict):
         named = {str(k).lower(): v for k, v in content.items()}
         whole = {"r", "g", "b"} <= set(named)
@@ -126,5 +126,5 @@ def _from_file(path: Path) -> tuple[float, ...]:
             content = content[0]
     numbers = content if isinstance(content, list) else []
     if len(numbers) != 3 or not all(type(n) in (int, float) for n in numbers):
-        raise UsageError(f"{path}: three numbers are wanted, [red, green, blue]")
+        raise UsageError(f"{path}: expected three numbers, [red, green, blue]")
     return tuple(float(n) for n in numbers)

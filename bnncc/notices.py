@@ -29,7 +29,7 @@ def layers(found: list[report.Layer], assumed: Mapping[str, str]) -> tuple[str, 
 
 
 TOO_LARGE = "the network is too large"
-ZEROS = "it meets zeros whose sign is another, by option"
+ZEROS = "it has zeros whose sign an option changes"
 
 
 def compared(made: report.Compared) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ def compared(made: report.Compared) -> tuple[str, ...]:
         return ()
     return (
         f"{TOO_LARGE} to check its passes against the model; compile it once with a smaller "
-        "--input-shape to have that done",
+        "--input-shape to check them",
     )
 
 

@@ -139,7 +139,7 @@ class CompileOptions:
         if self.input_transform is not None and self.first_layer != "float32":
             raise UsageError(
                 "first_layer and input_transform cannot be combined: one rounds inputs, the other "
-                "binarises them"
+                "binarizes them"
             )
         if self.threads is not None and not 0 < self.threads <= MAX_THREADS:
             raise UsageError(f"threads is {self.threads}, outside 1 .. {MAX_THREADS}")
@@ -176,7 +176,7 @@ def refuse_type(name: str, given: Any, wanted: str) -> NoReturn:
     UsageError
         Always.
     """
-    raise UsageError(f"{name} is of type {type(given).__name__}, wanted {wanted}")
+    raise UsageError(f"{name} is of type {type(given).__name__}, expected {wanted}")
 
 
 _PATH = (str, os.PathLike)

@@ -43,18 +43,20 @@ class Trace:
         self._folder = None if folder is None else Path(folder)
         self._count = 0
         self.seconds: dict[str, float] = {}
+        self._purposes: dict[str, str] = {}
         self.warnings: list[str] = []
         if self._folder is not None:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 reason = "is a file" if self._folder.is_file() else error.strerror
-                raise UsageError(f"--dump-ir: {folder}: {reason}, a folder is wanted") from error
+                raise UsageError(f"--dump-ir: {folder}: {reason}, expected a folder") from error
 
     @contextmanager
-    def timed(self, step: str) -> Iterator[None]:
-        """Add the time of the context to that of `step`."""
+    def timed(self, step: str, purpose: str = "") -> Iterator[None]:
+        """Add the time of the context to that of `step`, which is listed with its purpose."""
         self.seconds.setdefault(step, 0.0)
+        self._purposes[step] = purpose
         start = time.perf_counter()
         try:
             with phase(step) if "/" not in step else contextlib.nullcontext():
@@ -65,7 +67,8 @@ class Trace:
     def graph(self, step: str, graph: Graph) -> None:
         """Write a graph, one node a line."""
         if self._folder is not None:
-            self._write(f"{step}.txt", text(graph))
+            purpose = self._purposes.get(step)
+            self._write(f"{step}.txt", (f"# {purpose}\n" if purpose else "") + text(graph))
 
     def module(self, step: str, module: tvm.IRModule) -> None:
         """Write a module as TVMScript."""
@@ -73,12 +76,16 @@ class Trace:
             self._write(f"{step}.py", module.script())
 
     def table(self) -> list[str]:
-        """Return a line for each step: seconds, share of the whole, and name."""
-        whole = sum(s for step, s in self.seconds.items() if "/" not in step)
-        return [
-            f"{s:9.4f} s {s / max(whole, 1e-9):6.1%}  {'  ' * step.count('/')}{step}"
+        """Return a line for each step: seconds, share of the total, name and purpose."""
+        total = sum(s for step, s in self.seconds.items() if "/" not in step)
+        names = {step: "  " * step.count("/") + step.split("/")[-1] for step in self.seconds}
+        width = max(map(len, names.values()), default=0)
+        rows = [
+            f"{s:8.3f} {100 * s / max(total, 1e-9):6.1f}  {names[step]:{width}}  "
+            f"{self._purposes[step]}".rstrip()
             for step, s in self.seconds.items()
         ]
+        return [f"{'time s':>8} {'time %':>6}  pass", *rows, f"{total:8.3f} {100:6.1f}  total"]
 
     def _write(self, name: str, content: str) -> None:
         assert self._folder is not None

@@ -101,7 +101,7 @@ def _tiles(
     segment: Segment, rows: int,
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule a range of columns and channel vectors."""
-    # 1 normalise
+    # 1 normalize
     columns, vectors = channel_tiles.axes(group, segment)
     # 2 tile
     order = "nhow" if point["rows_outside"] else "nohw"

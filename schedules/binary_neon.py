@@ -228,7 +228,7 @@ class _Form:
     def _tiles(self, at: _Range) -> tirx.PrimFunc:
         """Schedule the tiles of a range."""
         columns, out = at.columns, epilogue.BLOCKS[at.last]
-        # 1 normalise
+        # 1 normalize
         sch = s_tir.Schedule(ranges.part(self._func, self._bounds(at), self._tables))
         # 2 tile
         n, h, w, o = sch.get_loops(out)

@@ -240,7 +240,7 @@ def _tiles(
     """Schedule a range of columns and channel vectors."""
     vectors, last = len(group.lanes), group.lanes[-1] < layout.LANES
     out, sums = epilogue.BLOCKS[last], "sum" + "_last" * last
-    # 1 normalise
+    # 1 normalize
     columns, count = (segment.start, segment.width * segment.tiles), group.count * vectors
     cut: dict[str, Bounds] = {
         "xors": {},

@@ -94,7 +94,7 @@ def _tiles(
     segment: Segment, rows: int,
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule a range of columns and channel vectors."""
-    # 1 normalise
+    # 1 normalize
     columns, vectors = channel_tiles.axes(group, segment)
     axes = {b.name_hint: [i.iter_type for i in b.iter_vars] for b in ranges.blocks(func)}
     names = [name for name in axes if name.startswith(("sum", "count"))]

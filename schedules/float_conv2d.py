@@ -75,7 +75,7 @@ def _tiles(
     """Schedule a range of columns and channel vectors; threads share `divided` loops."""
     vectors = len(group.lanes)
     lanes = LANES if spec.shared else group.lanes[-1]
-    # 1 normalise
+    # 1 normalize
     columns, _ = channel_tiles.axes(group, segment)
     channels = (group.first * LANES, group.count * vectors * lanes)
     cut: dict[str, Bounds] = {"operand": {}, "sum": {2: columns, 3: channels}}

@@ -72,7 +72,7 @@ def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.
         return func
     if len(set(names)) < len(names):
         return func
-    # 1 normalise
+    # 1 normalize
     for name in names:
         if _only_elementwise_consumers(sch, name) and _small_when_inlined(sch, name):
             sch = attempt(sch, _inline, name)

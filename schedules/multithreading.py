@@ -26,7 +26,7 @@ MIN_US = 15.0
 """Kernels with a shorter estimate run on one thread: two threads would save less than 5 us."""
 
 BALANCED = 0.9
-"""Minimum utilisation of the threads when work is divided into equal pieces."""
+"""Minimum utilization of the threads when work is divided into equal pieces."""
 
 _BITS = {
     "vector": 1.2e6, "lookup": 1.0e6, "bytes": 0.3e6, "neon": 0.7e6, "neon-dot": 0.7e6,

@@ -87,7 +87,7 @@ def _floats(
     vectors, lanes = len(group.lanes), group.lanes[-1]
     last = lanes < LANES
     out = epilogue.BLOCKS[last]
-    # 1 normalise
+    # 1 normalize
     columns, count = (segment.start, segment.width * segment.tiles), group.count * vectors
     values = {2: columns, 3: (group.first * LANES, count * lanes)}
     blocks = {2: columns, 3: (0 if last else group.first, count)}
@@ -158,7 +158,7 @@ def _words(
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule a range of windows and of word vectors (first, count, lanes)."""
     first, count, lanes = words
-    # 1 normalise
+    # 1 normalize
     bounds = {2: (segment.start, segment.width * segment.tiles), 3: (first, count * lanes)}
     sch = s_tir.Schedule(ranges.part(func, {"held": bounds, "out": bounds}))
     # 2 tile

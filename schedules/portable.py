@@ -111,7 +111,7 @@ def _turns(sch: s_tir.Schedule, name: str) -> int:
 
 
 def _reordered(sch: s_tir.Schedule, name: str) -> None:
-    """Move reduction loops outside the lanes, and the initialisation before both."""
+    """Move reduction loops outside the lanes, and the initialization before both."""
     kinds = [int(var.iter_type) for var in sch.get(sch.get_sblock(name)).iter_vars]
     loops = sch.get_loops(name)[-len(kinds) :]
     reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCED]
@@ -123,7 +123,7 @@ def _reordered(sch: s_tir.Schedule, name: str) -> None:
 
 
 def _inlined(sch: s_tir.Schedule, name: str, step: str) -> None:
-    """Inline an epilogue step into its only reader; initialise a packed word before the loop."""
+    """Inline an epilogue step into its only reader; initialize a packed word before the loop."""
     body = sch.get(sch.get_sblock(step))
     if body.init is not None:
         sch.decompose_reduction(step, sch.get_loops(step)[-1])

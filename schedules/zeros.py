@@ -25,7 +25,7 @@ _ALL = tirx.IntImm("uint32", 2**32 - 1)
 
 
 def without(func: tirx.PrimFunc, planes: Sequence[int], blocks: Sequence[str]) -> tirx.PrimFunc:
-    """Return a copy of a definition, specialised for zero planes that are empty.
+    """Return a copy of a definition, specialized for zero planes that are empty.
 
     Parameters
     ----------

@@ -338,6 +338,6 @@ def _check(path: Path, values: dict[str, Any]) -> None:
         fits = {"str": isinstance(value, str), "int": number}.get(kind, sequence)
         if not fits:
             wanted = {"str": "a text", "int": "a whole number above 0"}.get(kind, "a list of texts")
-            raise TargetError(f"target file {path}: `{name}` is {value!r}, {wanted} is wanted")
+            raise TargetError(f"target file {path}: `{name}` is {value!r}, expected {wanted}")
     if "mcpu" not in values:
         raise TargetError(f"target file {path}: `mcpu` is missing")

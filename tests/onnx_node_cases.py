@@ -231,7 +231,7 @@ def differences(case: Case, made: dict[str, np.ndarray]) -> str:
                 v.astype(np.float32) if v.dtype == want.dtype else v for v in (have, want)
             )
         if have.dtype != want.dtype or have.shape != want.shape:
-            said.append(f"{name}: {have.dtype}{have.shape}, wanted {want.dtype}{want.shape}")
+            said.append(f"{name}: {have.dtype}{have.shape}, expected {want.dtype}{want.shape}")
             continue
         if want.dtype.kind not in "fV" or not want.size:
             wrong = have != want

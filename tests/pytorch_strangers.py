@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
-# -------------------------------------------------------------------------------- ways to binarise
+# -------------------------------------------------------------------------------- ways to binarize
 
 
 class SignSTE(torch.autograd.Function):

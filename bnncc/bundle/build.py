@@ -194,7 +194,7 @@ def check(folder: Path, target: TargetSpec) -> None:
         raise UsageError(f"{folder}: is not an empty folder", hint="give one that does not exist")
     packed = _archive(folder)
     if os.path.lexists(packed):
-        raise UsageError(f"{packed}: exists, and the bundle's archive goes there")
+        raise UsageError(f"{packed}: exists, and the bundle's archive would overwrite it")
 
 
 def write(

@@ -89,7 +89,7 @@ def _target(results: Results, asked: TargetSpec | None) -> TargetSpec:
     if asked is not None and asked.family != results.family:
         raise TuningError(
             f"{results.path}: was measured with {results.family}, not {asked.name}",
-            hint=f"leave --target out, or give --target {results.family}",
+            hint=f"omit --target, or give --target {results.family}",
         )
     if asked is not None and asked.name == results.target:
         return asked  # perhaps of a file
@@ -129,7 +129,7 @@ class _Kernel:
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise _PassedOver(f"is not a kernel of this version: {error}") from error
         if lines[0]["check"] != check:
-            raise _PassedOver("was checked against other results than this version's oracle has")
+            raise _PassedOver("was checked against results that differ from this version's oracle")
         self.tasks = {task.workload: task for task in tasks}
         self.default = workload
         self.failed: dict[Workload, dict[str, str]] = {}

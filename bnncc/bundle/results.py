@@ -74,7 +74,7 @@ def read(path: Path) -> Results:
     _check_versions(path, lines[0])
     found = Results(path, lines[0]["target"], lines[0]["family"], lines[0]["tvm"])
     if rest:
-        found.warnings.append(f"{path}:{len(lines) + 1}: the last line is cut off, and left out")
+        found.warnings.append(f"{path}:{len(lines) + 1}: the last line is incomplete, and ignored")
     for number, line in enumerate(lines[1:], 2):
         try:
             _take(found, line)
@@ -92,7 +92,7 @@ def _check_versions(path: Path, head: dict[str, Any]) -> None:
     ours = importlib.metadata.version("apache-tvm")
     again = "build the bundle again with --bundle, and run it"
     if head.get("format") != FORMAT:
-        raise TuningError(f"{path}: has format {head.get('format')}, wanted {FORMAT}", hint=again)
+        raise TuningError(f"{path}: has format {head.get('format')}, expected {FORMAT}", hint=again)
     for name, made, here in (("bnncc", head["bnncc"], __version__), ("TVM", head["tvm"], ours)):
         if made != here:
             raise TuningError(f"{path}: was made with {name} {made}, this is {here}", hint=again)

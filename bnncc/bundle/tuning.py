@@ -110,10 +110,11 @@ def bundle(
 def text(result: Mapping[str, Any]) -> str:
     """Return the last line: what was written, and what to do with it."""
     candidates = sum(kernel["candidates"] for kernel in result["kernels"])
-    left_out = f" ({result['left_out']} left out: --trials)" if result["left_out"] else ""
+    left_out = f" ({result['left_out']} omitted: --trials)" if result["left_out"] else ""
     return (
         f"{result['archive']}: {result['bytes']:,} bytes, {candidates} candidates for "
-        f"{len(result['kernels'])} kernels{left_out}, {result['seconds']:.1f} s; there, run "
+        f"{len(result['kernels'])} kernels{left_out}, {result['seconds']:.1f} s; "
+        f"on the other machine, run "
         f"`python {Path(result['folder']).name}/run.py`, and import the results with "
         "`bnncc tune --import`"
     )

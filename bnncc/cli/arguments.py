@@ -302,7 +302,7 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     add(
         group,
         "--input-transform",
-        "read an image input as bytes and binarise it; append :nhwc if the bytes are in that "
+        "read an image input as bytes and binarize it; append :nhwc if the bytes are in that "
         "order; prepend NAME= to choose the input",
         "rgb-threshold:FILE.json|gray-threshold:V|lbp",
     )

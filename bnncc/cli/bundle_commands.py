@@ -99,7 +99,8 @@ def write_bench(args: Namespace, console: Console) -> int:
         console.data(as_json(said))
     console.result(
         f"{packed}: {size:,} bytes, {len(network.kernels)} kernels, "
-        f"{time.perf_counter() - start:.1f} s; there, run `python {args.bundle.name}/run.py`, and "
+        f"{time.perf_counter() - start:.1f} s; "
+        f"on the other machine, run `python {args.bundle.name}/run.py`, and "
         "show the results with `bnncc bench ARTIFACT --import`"
     )
     return 0

@@ -256,7 +256,7 @@ def device_kit(args: Namespace, console: Console) -> int:
     made = kit.make(args.output, resolve(args.target), progress=console.progress)
     console.result(
         f"{args.output}: {made.size:,} bytes, server and TVM {made.tvm} for {made.arch}, "
-        f"needs glibc {made.glibc} or newer there, {time.perf_counter() - start:.1f} s"
+        f"needs glibc {made.glibc} or newer, {time.perf_counter() - start:.1f} s"
     )
     return 0
 

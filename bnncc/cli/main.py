@@ -363,7 +363,7 @@ def _deploy(verbs: Any) -> None:
     add(
         parser,
         "--repeat",
-        "number of timed runs; default: two seconds of them",
+        "number of timed runs; default: as many as take 2 s",
         "N",
         count,
     )
@@ -411,8 +411,8 @@ def _tune(verbs: Any) -> None:
     add(
         group,
         "--measure",
-        "what to minimise: time on this machine or a device, or the number of instructions in an "
-        "emulated Arm processor, for want of hardware",
+        "what to minimize: time on this machine or a device, or the number of instructions in an "
+        "emulated Arm processor, without hardware",
         choices=("time", "instructions"),
         default="time",
     )

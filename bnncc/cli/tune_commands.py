@@ -175,18 +175,21 @@ def _names(folder: Path, args: Namespace) -> list[str]:
 def _table(listed: dict[str, Any]) -> str:
     from bnncc.report import table
 
-    rows = [("target", "cpu", "kernel", "trials", "best us", "default us", "point")]
+    rows = [("target", "cpu", "kernel", "trials", "best", "default", "unit", "point")]
     for name, content in listed.items():
         for entry in content["kernels"]:
-            default = entry["default_us"]
+            digits = 2 if entry["unit"] == "us" else 0
             rows.append(
                 (
                     name,
                     entry["cpu"],
                     entry["kernel"],
                     str(entry["trials"]),
-                    f"{entry['best_us']:.2f}",
-                    "" if default is None else f"{default:.2f}",
+                    *(
+                        "" if x is None else f"{x:.{digits}f}"
+                        for x in (entry["best"], entry["default"])
+                    ),
+                    entry["unit"],
                     entry["point"],
                 )
             )

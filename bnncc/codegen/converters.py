@@ -53,7 +53,7 @@ def _fixed(node: Node, graph: Graph, first: int) -> list[np.ndarray | None]:
     for k, name in enumerate(node.inputs[first:], first):
         if name and name not in graph.constants:
             raise UnsupportedOp(
-                f"{graph.source}: {node.where}: its input {k} is computed, a constant is wanted"
+                f"{graph.source}: {node.where}: its input {k} is computed, expected a constant"
             )
         values.append(graph.constants[name] if name else None)
     return values

@@ -54,7 +54,7 @@ def normalization(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Gr
             made = made if scale is None else made * scale(at[-1])
             return made if bias is None else made + bias(at[-1])
 
-        return te.compute(x.shape, result, name="normalised")
+        return te.compute(x.shape, result, name="normalized")
 
     return bb.emit_te(compute, *(args[k] for k in given), primfunc_name_hint="row_norm")
 

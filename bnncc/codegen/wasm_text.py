@@ -105,7 +105,7 @@ export class Network {
       if (!(array instanceof wanted) || array.length !== size) {
         const found = array?.constructor?.name ?? typeof array;
         throw new TypeError(
-          `input ${name}: found ${found} of ${array?.length}, wanted ${wanted.name} of ${size}`);
+          `input ${name}: found ${found} of ${array?.length}, expected ${wanted.name} of ${size}`);
       }
     }
     for (const name of Object.keys(inputs)) this.#arrays.get(name).set(given[name]);

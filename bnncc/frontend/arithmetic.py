@@ -54,7 +54,7 @@ def _shift(write: Expression) -> None:
     bits = 8 * np.dtype(dtype).itemsize
     direction = write.node.attrs["direction"]
     if direction not in ("LEFT", "RIGHT"):
-        raise ModelError(f"{write.where}: `direction` is {direction!r}, LEFT or RIGHT is wanted")
+        raise ModelError(f"{write.where}: `direction` is {direction!r}, expected LEFT or RIGHT")
     amount = write.graph.constants.get(write.node.inputs[1])
     if amount is not None and ((amount >= 0) & (amount < bits)).all():
         return
@@ -110,7 +110,7 @@ def _lp_normalization(write: Expression) -> None:
     x, attrs, dtype = write.node.inputs[0], write.node.attrs, write.type().dtype
     p, axes = int(attrs.get("p", 2)), write.ints(int(attrs.get("axis", -1)))
     if p not in (1, 2):
-        raise UnsupportedOp(f"{write.where}: `p` is {p}, 1 or 2 is wanted")
+        raise UnsupportedOp(f"{write.where}: `p` is {p}, expected 1 or 2")
     norm = number(write, write(f"ReduceL{p}", x, axes, keepdims=1), dtype)
     write.give((number(write, x, dtype) / norm.choose(norm.equals(0), 1, norm)).name, 0)
 
@@ -129,7 +129,7 @@ def _determinant(write: Expression) -> None:
         raise ModelError(f"{write.where}: a matrix of shape {shape[-2:]} is not square")
     size = shape[-1]
     if not 0 < size <= 4:
-        raise UnsupportedOp(f"{write.where}: a matrix of {size} rows, 1 to 4 are wanted")
+        raise UnsupportedOp(f"{write.where}: a matrix of {size} rows, expected 1 to 4")
     x = write.node.inputs[0]
     rows = [write.at(x, r, -2) for r in range(size)]
     dtype = write.type().dtype

@@ -142,7 +142,7 @@ def unpacked(weight: Array, filters: int, by_word: bool, where: str) -> Array:
     """
     if weight.dtype.kind != "f" or weight.dtype.itemsize not in (4, 8):
         raise ModelError(
-            f"{where}: packed weights of type {weight.dtype}, float32 or float64 is wanted (their "
+            f"{where}: packed weights of type {weight.dtype}, expected float32 or float64 (their "
             "bytes are the words)"
         )
     if not weight.size or weight.size % filters:
@@ -233,7 +233,7 @@ def _quantized(
     if node.attrs.flag("binarized_weights_only", False):
         if (act_bits, weight_bits) != (1, 1):
             raise UnsupportedOp(
-                f"{node.where}: packed weights with {act_bits} and {weight_bits} bits, 1 is wanted"
+                f"{node.where}: packed weights with {act_bits} and {weight_bits} bits, expected 1"
             )
         return unpacked(stored, filters, by_word, node.where), 1, 1
     if stored.ndim < 2 or stored.shape[0] != filters:
@@ -247,7 +247,7 @@ def _quantized(
 def _bits(node: SymbolNode, key: str) -> int:
     bits = node.attrs.integer(key, 1, 1)
     if bits > FULL:
-        raise ModelError(f"{node.where}: `{key}` is {bits}, 1 to {FULL} is wanted")
+        raise ModelError(f"{node.where}: `{key}` is {bits}, expected 1 to {FULL}")
     return bits
 
 

@@ -31,7 +31,7 @@ def _turned(write: Expression) -> str:
     node, rank = write.node, len(write.type().shape)
     if rank < 3:
         raise ShapeError(
-            f"{write.where}: input has {rank} axes, (batch, spatial..., channels) is wanted"
+            f"{write.where}: input has {rank} axes, expected (batch, spatial..., channels)"
         )
     first, last = [0, rank - 1, *range(1, rank - 1)], [0, *range(2, rank), 1]
     op, inputs = node.op.removesuffix("NHWC"), list(node.inputs)
@@ -44,7 +44,7 @@ def _pair(node: Node, key: str, default: int) -> tuple[int, int]:
     value = node.attrs.get(key, default)
     values = [value, value] if isinstance(value, int) else list(value)
     if len(values) != 2 or any(v < 1 for v in values):
-        raise ShapeError(f"{node.where}: `{key}` is {values[:8]}, two sizes are wanted")
+        raise ShapeError(f"{node.where}: `{key}` is {values[:8]}, expected two sizes")
     return values[0], values[1]
 
 
@@ -59,7 +59,7 @@ def window(node: Node) -> dict[str, Any]:
     pads = node.attrs.get("pad_amount", 0)
     pads = [pads] * 4 if isinstance(pads, int) else list(pads)
     if len(pads) != 4 or any(p < 0 for p in pads):
-        raise ShapeError(f"{node.where}: `pad_amount` is {pads[:8]}, four numbers are wanted")
+        raise ShapeError(f"{node.where}: `pad_amount` is {pads[:8]}, expected four numbers")
     return {
         "kernel_shape": list(_pair(node, "kernel_size", 1)),
         "strides": list(_pair(node, "stride", 1)),
@@ -87,9 +87,9 @@ def im2col(write: Expression) -> tuple[str, Columns]:
     attrs = window(node)
     kernel, strides, dilations = (attrs[k] for k in ("kernel_shape", "strides", "dilations"))
     if len(shape) != 4 or not all(isinstance(d, int) for d in shape[1:]):
-        raise ShapeError(f"{where}: input of shape {list(shape)}, known sizes NHWC are wanted")
+        raise ShapeError(f"{where}: input of shape {list(shape)}, expected known sizes NHWC")
     if kernel[0] * kernel[1] > MAX_TAPS:
-        raise ShapeError(f"{where}: {kernel[0]}x{kernel[1]} taps, at most {MAX_TAPS} are wanted")
+        raise ShapeError(f"{where}: {kernel[0]}x{kernel[1]} taps, expected at most {MAX_TAPS}")
     x = write("Transpose", node.inputs[0], perm=FIRST)
     top, left, bottom, right = attrs["pads"]
     if any(attrs["pads"]):

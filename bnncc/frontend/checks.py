@@ -126,7 +126,7 @@ def opsets(model: onnx.ModelProto) -> dict[str, int]:
             f"IR version {model.ir_version} is newer than the newest known, {onnx.IR_VERSION}"
         )
     if model.ir_version < 3:
-        raise ModelError(f"IR version {model.ir_version}: 3 or newer is wanted")
+        raise ModelError(f"IR version {model.ir_version}: expected 3 or newer")
     versions: dict[str, int] = {}
     for entry in model.opset_import:
         domain = "" if entry.domain in DEFAULT_DOMAINS else entry.domain
@@ -136,7 +136,7 @@ def opsets(model: onnx.ModelProto) -> dict[str, int]:
     if "" not in versions:
         raise ModelError("opset_import lacks the default domain `ai.onnx`")
     if not 1 <= versions[""] <= MAX_OPSET:
-        raise ModelError(f"opset {versions['']} of ai.onnx: 1 to {MAX_OPSET} is wanted")
+        raise ModelError(f"opset {versions['']} of ai.onnx: expected 1 to {MAX_OPSET}")
     return versions
 
 
@@ -237,7 +237,7 @@ def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
     field = helper.tensor_dtype_to_field(tensor.data_type)
     filled = [f for f in _DATA_FIELDS if len(getattr(tensor, f))]
     if len(filled) + tensor.HasField("raw_data") > 1:
-        raise ModelError(f"{where}: holds data in several fields, one is wanted")
+        raise ModelError(f"{where}: holds data in several fields, expected one")
     if tensor.HasField("raw_data"):
         if len(tensor.raw_data) != size:
             raise ModelError(
@@ -341,7 +341,7 @@ def check_finite(graph: Graph, *, infinities: bool) -> None:
             continue
         twice = sum(name in reached for name in node.inputs) > 1  # infinities might cancel
         if node.op not in CARRY or (twice and node.op in ("Add", "Sub")):
-            raise ModelError(f"{node.where}: {holds}, finite numbers are wanted")
+            raise ModelError(f"{node.where}: {holds}, expected finite numbers")
         if infinities:
             first = holds if "reaches" in holds else f"{holds}, which reaches it"
             reached.update(dict.fromkeys(node.outputs, first))
@@ -381,8 +381,8 @@ def check_age(node: onnx.NodeProto, name: str, schema: onnx.defs.OpSchema, versi
     newer = onnx.defs.get_schema(node.op_type, MIN_OPSET, "")
     if newer.since_version != schema.since_version:
         raise UnsupportedOp(
-            f"{node.op_type} `{name}`: its form of opset {version} is not supported, that of opset "
-            f"{MIN_OPSET} to {MAX_OPSET} is wanted",
+            f"{node.op_type} `{name}`: its form of opset {version} is not supported, "
+            f"expected that of opset {MIN_OPSET} to {MAX_OPSET}",
             hint="onnx.version_converter brings a model to a newer opset",
         )
 
@@ -405,7 +405,7 @@ def check_schema(node: onnx.NodeProto, name: str, schema: onnx.defs.OpSchema) ->
         count -= 1
     if not schema.min_input <= count <= schema.max_input:
         raise ModelError(
-            f"{where}: has {count} inputs, {schema.min_input} to {schema.max_input} are wanted"
+            f"{where}: has {count} inputs, expected {schema.min_input} to {schema.max_input}"
         )
     single = onnx.defs.OpSchema.FormalParameterOption.Single
     for k, formal in enumerate(schema.inputs):
@@ -413,8 +413,8 @@ def check_schema(node: onnx.NodeProto, name: str, schema: onnx.defs.OpSchema) ->
             raise ModelError(f"{where}: required input {k} (`{formal.name}`) is missing")
     if not schema.min_output <= len(node.output) <= schema.max_output:
         raise ModelError(
-            f"{where}: has {len(node.output)} outputs, {schema.min_output} to "
-            f"{schema.max_output} are wanted"
+            f"{where}: has {len(node.output)} outputs, expected {schema.min_output} to "
+            f"{schema.max_output}"
         )
     given = {a.name for a in node.attribute}
     if len(given) != len(node.attribute):
@@ -428,7 +428,7 @@ def check_schema(node: onnx.NodeProto, name: str, schema: onnx.defs.OpSchema) ->
         if int(known.type.value) != attribute.type:
             raise ModelError(
                 f"{where}: attribute `{attribute.name}` is "
-                f"{AttributeProto.AttributeType.Name(attribute.type)}, {known.type.name} is wanted"
+                f"{AttributeProto.AttributeType.Name(attribute.type)}, expected {known.type.name}"
             )
     for key, known in schema.attributes.items():
         if known.required and key not in given:

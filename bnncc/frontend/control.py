@@ -83,7 +83,7 @@ def _if(node: Node, versions: Versions, reader: Reader) -> None:
 
 def _truth(value: np.ndarray, where: str) -> bool:
     if value.size != 1:
-        raise ShapeError(f"{where}: its condition has shape {list(value.shape)}, [] is wanted")
+        raise ShapeError(f"{where}: its condition has shape {list(value.shape)}, expected []")
     return bool(value.reshape(-1)[0])
 
 
@@ -130,7 +130,7 @@ def _known(name: str, reader: Reader, where: str) -> np.ndarray | None:
     value = reader.graph.constants.get(name)
     if value is None:
         raise UnsupportedOp(
-            f"{where}: how often it runs depends on values at run time, constants are wanted",
+            f"{where}: how often it runs depends on values at run time, expected constants",
             hint="give fixed shapes with --input-shape, if it is computed from them",
         )
     return value
@@ -161,7 +161,7 @@ def _scan(node: Node, versions: Versions, reader: Reader) -> None:
             raise ShapeError(f"{where}: axis {axis} of a tensor with {rank} axes")
     sizes = {graph.types[name].shape[a] for name, a in zip(scanned, axes, strict=True)}
     if len(sizes) != 1 or not all(isinstance(s, int) for s in sizes):
-        raise ShapeError(f"{where}: scans axes of sizes {sorted(map(str, sizes))}, one is wanted")
+        raise ShapeError(f"{where}: scans axes of sizes {sorted(map(str, sizes))}, expected one")
     length = int(next(iter(sizes)))
     reader.unfolds(node, body, length)
     scans: list[list[str]] = [[] for _ in range(made_count)]

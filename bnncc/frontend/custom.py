@@ -133,13 +133,13 @@ def check(node: onnx.NodeProto, name: str, version: int) -> None:
     schema = _SCHEMAS[f"{node.domain}::{node.op_type}"]
     newest = MAX_VERSIONS[node.domain]
     if not 1 <= version <= newest:
-        raise ModelError(f"{where}: version {version} of {node.domain}, 1 to {newest} is wanted")
+        raise ModelError(f"{where}: version {version} of {node.domain}, expected 1 to {newest}")
     if len(node.input) not in schema.inputs or not all(node.input):
         counts = " or ".join(map(str, schema.inputs))
         found = sum(bool(i) for i in node.input)
-        raise ModelError(f"{where}: has {found} inputs, {counts} are wanted")
+        raise ModelError(f"{where}: has {found} inputs, expected {counts}")
     if len(node.output) != 1 or not node.output[0]:
-        raise ModelError(f"{where}: has {len(node.output)} outputs, 1 is wanted")
+        raise ModelError(f"{where}: has {len(node.output)} outputs, expected 1")
     given = {a.name: a.type for a in node.attribute}
     if len(given) != len(node.attribute):
         raise ModelError(f"{where}: an attribute is given twice")
@@ -151,7 +151,7 @@ def check(node: onnx.NodeProto, name: str, version: int) -> None:
         if key in kinds and kind not in kinds[key]:
             names = " or ".join(AttributeProto.AttributeType.Name(k) for k in kinds[key])
             found_kind = AttributeProto.AttributeType.Name(kind)
-            raise ModelError(f"{where}: attribute `{key}` is {found_kind}, {names} is wanted")
+            raise ModelError(f"{where}: attribute `{key}` is {found_kind}, expected {names}")
 
 
 def read(

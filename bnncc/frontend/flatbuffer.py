@@ -128,10 +128,10 @@ def flex_map(data: bytes) -> dict[str, int | float | bool]:
         If it is damaged, or contains anything else.
     """
     if len(data) < 3:
-        raise ModelError(f"its options are {len(data)} bytes, a FlexBuffer map is wanted")
+        raise ModelError(f"its options are {len(data)} bytes, expected a FlexBuffer map")
     width, kind = data[-1], data[-2]
     if kind >> 2 != _MAP or width not in _WIDTHS:
-        raise ModelError("its options are damaged: a FlexBuffer map is wanted")
+        raise ModelError("its options are damaged: expected a FlexBuffer map")
     place = len(data) - 2 - width
     start = place - _uint(data, place, width)
     width = 1 << (kind & 3)
@@ -195,7 +195,7 @@ def _read(data: bytes, at: int, kind: str) -> Any:
 
 def _check(data: bytes, at: int, size: int) -> None:
     if at < 0 or size < 0 or at + size > len(data):
-        raise _damaged(at, f"{size} bytes are wanted there, the file has {len(data)} in all")
+        raise _damaged(at, f"expected {size} bytes there, the file has {len(data)} in all")
 
 
 def _damaged(at: int, what: str) -> ModelError:

@@ -40,7 +40,7 @@ def captured(model: Any, example_inputs: Any, dynamic_shapes: Any) -> Model:
         raise UsageError("example_inputs and dynamic_shapes are only for a torch.nn.Module")
     if not isinstance(model, str | os.PathLike | onnx.ModelProto):
         raise UsageError(
-            f"model is of type {type(model).__name__}, wanted a path, an onnx.ModelProto or a "
+            f"model is of type {type(model).__name__}, expected a path, an onnx.ModelProto or a "
             "torch.nn.Module"
         )
     checked: Model = model

@@ -29,7 +29,7 @@ def _reverse_sequence(write: Expression) -> None:
     time, batch = _axis(write, "time_axis", 0, rank), _axis(write, "batch_axis", 1, rank)
     steps = write.type().shape[time]
     if not isinstance(steps, int) or time == batch or rank < 2:
-        raise ShapeError(f"{write.where}: a known number of steps beside a batch is wanted")
+        raise ShapeError(f"{write.where}: expected a known number of steps beside a batch")
     form = [1] * rank
     form[batch] = -1
     length = write("Reshape", write.cast(lengths, "int64"), write.ints(*form))
@@ -50,7 +50,7 @@ def _tensor_scatter(write: Expression) -> None:
     axis = _axis(write, "axis", -2, rank)
     mode = write.node.attrs.get("mode", "linear")
     if mode not in ("linear", "circular"):
-        raise ModelError(f"{write.where}: `mode` is {mode!r}, linear or circular is wanted")
+        raise ModelError(f"{write.where}: `mode` is {mode!r}, expected linear or circular")
     if axis == 0:
         raise ShapeError(f"{write.where}: `axis` is the batch")
     form = [1] * rank
@@ -78,8 +78,8 @@ def _max_pool(write: Expression) -> None:
     kernel = [int(k) for k in attrs["kernel_shape"]]
     if math.prod(kernel) > MAX_TAPS:
         raise UnsupportedOp(
-            f"{write.where}: positions of a window of {math.prod(kernel)}, at most {MAX_TAPS} "
-            "are wanted"
+            f"{write.where}: positions of a window of {math.prod(kernel)}, "
+            f"expected at most {MAX_TAPS}"
         )
     pooled = write.as_is("MaxPool", node.inputs[0], **_plain(attrs))
     strides, dilations, pads = window(attrs, shape[2:], kernel)
@@ -145,7 +145,7 @@ def _max_unpool(write: Expression) -> None:
     wanted = write.fixed(2)
     out = full if wanted is None else [int(d) for d in wanted]
     if len(out) != len(full) or any(a < b for a, b in zip(out, full, strict=True)):
-        raise ShapeError(f"{write.where}: `output_shape` is {out}, at least {full} is wanted")
+        raise ShapeError(f"{write.where}: `output_shape` is {out}, expected at least {full}")
     write.room(*full)
     empty = write.constant(np.zeros(math.prod(full)), dtype)
     index, flat = write.reshape(places, -1), write.reshape(values, -1)
@@ -174,7 +174,7 @@ def _col2im(write: Expression) -> None:
         for n, k, d, s in zip(full, kernel, dilations, strides, strict=True)
     ]
     if math.prod(outs) != shape[2] or min(outs) <= 0:
-        raise ShapeError(f"{write.where}: {shape[2]} blocks, {math.prod(outs)} are wanted")
+        raise ShapeError(f"{write.where}: {shape[2]} blocks, expected {math.prod(outs)}")
     write.room(*full)
     channels = shape[1] // taps
     x = write.reshape(write.node.inputs[0], shape[0], channels, taps, shape[2])
@@ -210,7 +210,7 @@ def _cumulative_product(write: Expression) -> None:
         raise ShapeError(f"{write.where}: `axis` is {axis}, the input has {len(shape)} axes")
     count = shape[axis]
     if count > MAX_TAPS:
-        raise UnsupportedOp(f"{write.where}: {count} factors, at most {MAX_TAPS} are wanted")
+        raise UnsupportedOp(f"{write.where}: {count} factors, expected at most {MAX_TAPS}")
     order = range(count)[:: -1 if attrs.get("reverse") else 1]
     parts: dict[int, str] = {}
     shape[axis] = 1
@@ -242,10 +242,10 @@ def _space_to_depth(write: Expression) -> None:
         write.node.attrs.pop("mode", None)
         return
     if mode != "CRD":
-        raise ModelError(f"{write.where}: `mode` is {mode!r}, DCR or CRD is wanted")
+        raise ModelError(f"{write.where}: `mode` is {mode!r}, expected DCR or CRD")
     block, shape = int(write.node.attrs["blocksize"]), write.type().shape[1:]
     if len(shape) != 3 or block <= 0 or any(not isinstance(d, int) for d in shape):
-        raise ShapeError(f"{write.where}: an image of known size is wanted")
+        raise ShapeError(f"{write.where}: expected an image of known size")
     c, h, w = (int(d) for d in shape)
     cut = write.reshape(write.node.inputs[0], 0, c, h // block, block, w // block, block)
     turned = write("Transpose", cut, perm=[0, 1, 3, 5, 2, 4])
@@ -284,7 +284,7 @@ def _one_hot(write: Expression) -> None:
     kind, depth = write.type(), write.fixed(1)
     size = 0 if depth is None else int(depth.reshape(-1)[0])
     if size <= 0:
-        raise ShapeError(f"{write.where}: `depth` is {size}, 1 or more is wanted")
+        raise ShapeError(f"{write.where}: `depth` is {size}, expected 1 or more")
     rank = len(kind.shape) + 1
     axis = _axis(write, "axis", -1, rank)
     whole = write.cast(index, "int64")
@@ -302,7 +302,7 @@ def _one_hot(write: Expression) -> None:
 def _eye_like(write: Expression) -> None:
     shape, attrs = write.shape(), write.node.attrs
     if len(shape) != 2:
-        raise ShapeError(f"{write.where}: an input of shape {shape}, two axes are wanted")
+        raise ShapeError(f"{write.where}: an input of shape {shape}, expected two axes")
     write.room(*shape)
     code = attrs.get("dtype")
     dtype = write.type().dtype

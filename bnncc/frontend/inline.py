@@ -40,7 +40,7 @@ def local_functions(model: onnx.ModelProto) -> Functions:
         sizes[key] = sum(_cost(n, sizes) for n in functions[key].node)
     total = sum(_cost(n, sizes) for n in model.graph.node)
     if total > MAX_NODES:
-        raise ModelError(f"the graph unfolds to {total} nodes, at most {MAX_NODES} are wanted")
+        raise ModelError(f"the graph unfolds to {total} nodes, expected at most {MAX_NODES}")
     return functions
 
 

@@ -45,7 +45,7 @@ class _Operand:
         self.name, self.write = inputs[data], write
         kind = graph.types[self.name]
         if kind.dtype not in ("int8", "uint8"):
-            raise UnsupportedOp(f"{write.where}: its data is {kind.dtype}, int8 or uint8 is wanted")
+            raise UnsupportedOp(f"{write.where}: its data is {kind.dtype}, expected int8 or uint8")
         low, high = INTEGERS[kind.dtype]
         offset = inputs[zero] if zero < len(inputs) else ""
         fixed = graph.constants.get(offset)
@@ -126,7 +126,7 @@ def _requantized(
     whole = write("Round", write("Mul", total, factor))
     kind = graph.types[zero].dtype
     if kind not in ("int8", "uint8"):
-        raise UnsupportedOp(f"{write.where}: rounds to {kind}, int8 or uint8 is wanted")
+        raise UnsupportedOp(f"{write.where}: rounds to {kind}, expected int8 or uint8")
     moved = write("Add", whole, write.cast(zero, "float32"))
     bounds = (write.constant(v, "float32") for v in INTEGERS[kind])
     write.give(write.cast(write("Clip", moved, *bounds), kind), 0)
@@ -141,7 +141,7 @@ def _scale(write: Expression, k: int) -> str:
 def _single(write: Expression, number: str, shape: Shape, what: str) -> str:
     """Return a scale or zero point with one element as a scalar."""
     if math.prod(d if isinstance(d, int) else 2 for d in shape) != 1:
-        raise ShapeError(f"{write.where}: {what} has shape {list(shape)}, one number is wanted")
+        raise ShapeError(f"{write.where}: {what} has shape {list(shape)}, expected one number")
     return number if not shape else write("Reshape", number, write.constant(np.zeros(0), "int64"))
 
 
@@ -151,9 +151,7 @@ def _column(write: Expression, number: str, shape: Shape, form: list[int], what:
         return _single(write, number, shape, what)
     count = math.prod(form)
     if math.prod(d if isinstance(d, int) else 0 for d in shape) != count:
-        raise ShapeError(
-            f"{write.where}: {what} has shape {list(shape)}, [] or [{count}] is wanted"
-        )
+        raise ShapeError(f"{write.where}: {what} has shape {list(shape)}, expected [] or [{count}]")
     return write("Reshape", number, write.constant(form, "int64"))
 
 

@@ -55,7 +55,7 @@ def find_packed(network: Network, writer: Writer) -> None:
         if len(operator.inputs) != count or len(operator.outputs) != 1:
             raise ModelError(
                 f"{writer.where}: has {len(operator.inputs)} inputs and {len(operator.outputs)} "
-                f"outputs, {count} and 1 are wanted"
+                f"outputs, expected {count} and 1"
             )
         given, made = operator.inputs[0], operator.outputs[0]
         if given is None or not given.shape or not made.shape:
@@ -90,11 +90,11 @@ def _held(given: Tensor, writer: Writer) -> int:
 
 def _packed(writer: Writer, tensor: Tensor, channels: int) -> None:
     if tensor.dtype != "int32":
-        raise ModelError(f"{writer.where}: `{tensor.name}` is {tensor.dtype}, int32 is wanted")
+        raise ModelError(f"{writer.where}: `{tensor.name}` is {tensor.dtype}, expected int32")
     if channels <= 0 or tensor.shape[-1:] != (words(channels),):
         raise ShapeError(
-            f"{writer.where}: `{tensor.name}` has shape {list(tensor.shape)}, {words(channels)} "
-            f"words for {channels} channels are wanted"
+            f"{writer.where}: `{tensor.name}` has shape {list(tensor.shape)}, "
+            f"expected {words(channels)} words for {channels} channels"
         )
     if writer.channels.setdefault(tensor, channels) != channels:
         raise ShapeError(
@@ -118,7 +118,7 @@ def _options(writer: Writer, names: tuple[str, ...]) -> dict[str, int]:
         least = 0 if name in ("fused_activation_function", "pad_values", "padding") else 1
         most = {"padding": 1, "pad_values": 1, "fused_activation_function": 3}.get(name, 1 << 20)
         if not least <= value <= most:
-            raise ModelError(f"{writer.where}: `{name}` is {value}, {least} to {most} is wanted")
+            raise ModelError(f"{writer.where}: `{name}` is {value}, expected {least} to {most}")
     return options
 
 
@@ -141,7 +141,7 @@ def _quantize(writer: Writer) -> str:
             data = writer.node("Cast", data, to=1)
         negative = writer.node("Less", data, writer.constant(zero))
     else:
-        raise writer.fail(f"reads {x.dtype}, float32, int8 or bool is wanted")
+        raise writer.fail(f"reads {x.dtype}, expected float32, int8 or bool")
     return _signs(writer, negative)
 
 
@@ -163,7 +163,7 @@ def _dequantize(writer: Writer) -> str:
     if y.dtype == "bool":
         return writer.node("Not", negative)
     if y.dtype != "int8" or y.quantization is None:
-        raise writer.fail(f"makes {y.dtype}, float32, bool or int8 with a scale is wanted")
+        raise writer.fail(f"makes {y.dtype}, expected float32, bool or int8 with a scale")
     step = _round_away(1.0 / float(y.quantization.scale[0]))
     zero = _zero_point(y)
     low, high = max(-128, zero - step), min(127, zero + step)
@@ -217,9 +217,9 @@ def _bconv(writer: Writer) -> str:
     if y.dtype == "int32":
         return _thresholded(writer, writer.operator.inputs[4], dot, weight.shape[0], taps)
     if y.dtype not in ("float32", "int8") or (y.dtype == "int8" and y.quantization is None):
-        raise writer.fail(f"makes {y.dtype}, float32, int32 or int8 with a scale is wanted")
+        raise writer.fail(f"makes {y.dtype}, expected float32, int32 or int8 with a scale")
     if y.quantization is not None and y.quantization.scale.size != 1:
-        raise writer.fail(f"makes numbers with {y.quantization.scale.size} scales, 1 is wanted")
+        raise writer.fail(f"makes numbers with {y.quantization.scale.size} scales, expected 1")
     quantization = y.quantization if y.dtype == "int8" else None
     return _transformed(writer, dot, weight.shape[0], taps, code, quantization)
 
@@ -229,8 +229,8 @@ def _weight(writer: Writer, tensor: Tensor | None, channels: int) -> tuple[Array
     packed = writer.numbers(tensor, "filter")
     if packed.dtype != np.int32 or packed.ndim != 4 or 0 in packed.shape:
         raise ModelError(
-            f"{writer.where}: its filter is {packed.dtype} {list(packed.shape)}, int32 of four "
-            "axes is wanted"
+            f"{writer.where}: its filter is {packed.dtype} {list(packed.shape)}, "
+            "expected int32 of four axes"
         )
     groups, rest = divmod(words(channels), packed.shape[3])
     if rest or not groups or channels % groups or packed.shape[0] % groups:
@@ -239,7 +239,7 @@ def _weight(writer: Writer, tensor: Tensor | None, channels: int) -> tuple[Array
         )
     depth = channels // groups
     if groups > 1 and depth % WORD_BITS:
-        raise ShapeError(f"{writer.where}: groups of {depth} channels, multiples of 32 are wanted")
+        raise ShapeError(f"{writer.where}: groups of {depth} channels, expected multiples of 32")
     bits = np.unpackbits(np.ascontiguousarray(packed).view(np.uint8), axis=-1, bitorder="little")
     if bits[..., depth:].any():
         raise ModelError(f"{writer.where}: its filter has bits set beyond its {depth} channels")
@@ -269,8 +269,8 @@ def _vector(writer: Writer, tensor: Tensor | None, what: str, dtype: str, count:
     value = writer.numbers(tensor, what)
     if value.dtype.name != dtype or value.shape != (count,):
         raise ModelError(
-            f"{writer.where}: its {what} is {value.dtype} {list(value.shape)}, {dtype} [{count}] "
-            "is wanted"
+            f"{writer.where}: its {what} is {value.dtype} {list(value.shape)}, "
+            f"expected {dtype} [{count}]"
         )
     return value
 

@@ -188,7 +188,7 @@ def dequantized(write: Expression, twin: Callable[[str], str]) -> str:
     """Write DequantizeLinear of a narrow type; return the result."""
     node = write.node
     if (found := write.type().dtype) not in _QUANTIZED:
-        raise UnsupportedOp(f"{write.where}: its data is {found}, small integers are wanted")
+        raise UnsupportedOp(f"{write.where}: its data is {found}, expected small integers")
     x, dtype = twin(node.inputs[0]), write.type(1).dtype
     if write.input(2) and (zero := _beside(write, 2, twin)):
         x = write("Sub", x, zero)
@@ -206,7 +206,7 @@ def quantized(write: Expression, twin: Callable[[str], str]) -> str:
     x, real, dtype = node.inputs[0], write.type().dtype, _target(node, graph)
     if dtype not in (*INTEGERS, *CARRIERS):
         raise UnsupportedOp(
-            f"{write.where}: rounds to {dtype}, integers of at most 16 bits are wanted"
+            f"{write.where}: rounds to {dtype}, expected integers of at most 16 bits"
         )
     wanted = "float32" if real == "int32" else write.type(1).dtype
     if wanted != real:

@@ -121,7 +121,7 @@ class _Inputs(list[str]):
             If there are fewer tensors.
         """
         if isinstance(key, int) and key >= len(self):
-            raise ModelError(f"{self._where}: reads {len(self)} tensors, more are wanted")
+            raise ModelError(f"{self._where}: reads {len(self)} tensors, expected more")
         return super().__getitem__(key)
 
 

@@ -102,7 +102,7 @@ class Builder:
             If it is missing, or is computed.
         """
         if name not in self.variables:
-            raise ModelError(f"{where}: `{name}` is computed, a stored parameter is wanted")
+            raise ModelError(f"{where}: `{name}` is computed, expected a stored parameter")
         if name not in self.params:
             raise ModelError(f"{where}: its parameter `{name}` is not in {self.source}")
         return self.params[name]

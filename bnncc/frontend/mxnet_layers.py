@@ -1,4 +1,4 @@
-"""MXNet's layers as ONNX nodes: convolutions, dense layers, normalisation, pooling, outputs.
+"""MXNet's layers as ONNX nodes: convolutions, dense layers, normalization, pooling, outputs.
 
 Each function takes the builder, the node and the names of its input tensors, and returns the names
 of its outputs.
@@ -73,7 +73,7 @@ def fully_connected(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]
 def _layer_inputs(b: Builder, node: SymbolNode, x: Sequence[str], no_bias: bool) -> list[str]:
     wanted = 2 if no_bias else 3
     if len(x) < wanted:
-        raise ModelError(f"{node.where}: reads {len(x)} tensors, {wanted} are wanted")
+        raise ModelError(f"{node.where}: reads {len(x)} tensors, expected {wanted}")
     return [x[0], *(b.weight(i, node.where) for i in x[1:wanted])]
 
 
@@ -83,11 +83,11 @@ def batch_norm(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
     epsilon, fixed = a.number("eps", 1e-3), a.flag("fix_gamma", True)
     axis = a.integer("axis", 1)
     if axis != 1 and axis + b.rank(x[0]) != 1:
-        raise UnsupportedOp(f"{node.where}: `axis` is {axis}, 1 is wanted")
+        raise UnsupportedOp(f"{node.where}: `axis` is {axis}, expected 1")
     if a.flag("output_mean_var", False):
         raise UnsupportedOp(f"{node.where}: `output_mean_var`, which is for training")
     if len(x) != 5:
-        raise ModelError(f"{node.where}: reads {len(x)} tensors, 5 are wanted")
+        raise ModelError(f"{node.where}: reads {len(x)} tensors, expected 5")
     beta, mean, variance = (b.weight(i, node.where) for i in x[2:])
     gamma = x[1]
     if fixed:  # ignore the stored values
@@ -107,7 +107,7 @@ def leaky_relu(b: Builder, node: SymbolNode, x: Sequence[str]) -> list[str]:
     low, high = a.number("lower_bound", 0.125), a.number("upper_bound", 0.334)
     if kind == "prelu":
         if len(x) != 2:
-            raise ModelError(f"{node.where}: reads {len(x)} tensors, 2 are wanted")
+            raise ModelError(f"{node.where}: reads {len(x)} tensors, expected 2")
         gamma = b.param(x[1], node.where).reshape(-1)
         spread = (1,) * max(0, b.rank(x[0]) - 2)
         slopes = b.constant(gamma.reshape(-1, *spread), f"{node.name}.slope")

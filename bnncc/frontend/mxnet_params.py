@@ -63,7 +63,7 @@ class _Reader:
         values = [self._array(f"array {number}") for number in range(count)]
         named = self._count("names", 8)
         if named != count:
-            raise ModelError(f"{count} arrays have {named} names, as many are wanted")
+            raise ModelError(f"{count} arrays have {named} names, expected as many")
         names = [self._name(number) for number in range(count)]
         if self._at != len(self._data):
             raise ModelError(f"{len(self._data) - self._at} bytes follow the last name")
@@ -106,7 +106,7 @@ class _Reader:
 
     def _sizes(self, axes: int, code: str, where: str) -> tuple[int, ...]:
         if not 0 <= axes <= _MAX_AXES:
-            raise ModelError(f"{where} has {axes} axes, at most {_MAX_AXES} are wanted")
+            raise ModelError(f"{where} has {axes} axes, expected at most {_MAX_AXES}")
         start = self._take(axes * struct.calcsize(code), where)
         return struct.unpack_from(f"<{axes}{code}", self._data, start)
 

@@ -76,7 +76,7 @@ class Attributes:
             raise ModelError(f"{self.where}: attribute `{key}` is missing")
         if choices and value not in choices:
             raise UnsupportedOp(
-                f"{self.where}: `{key}` is `{value[:40]}`, one of {', '.join(choices)} is wanted"
+                f"{self.where}: `{key}` is `{value[:40]}`, expected one of {', '.join(choices)}"
             )
         return value
 
@@ -93,10 +93,10 @@ class Attributes:
                 raise ModelError(f"{self.where}: attribute `{key}` is missing")
             return default
         if not re.fullmatch(r"[+-]?\d{1,10}L?", value):
-            raise ModelError(f"{self.where}: `{key}` is `{value[:40]}`, an integer is wanted")
+            raise ModelError(f"{self.where}: `{key}` is `{value[:40]}`, expected an integer")
         number = int(value.rstrip("L"))
         if not least <= number <= _MAX_INT:
-            raise ModelError(f"{self.where}: `{key}` is {number}, at least {least} is wanted")
+            raise ModelError(f"{self.where}: `{key}` is {number}, expected at least {least}")
         return number
 
     def optional(self, key: str) -> int | None:
@@ -113,7 +113,7 @@ class Attributes:
         except ValueError:
             number = float("nan")
         if not abs(number) < float("inf"):
-            raise ModelError(f"{self.where}: `{key}` is `{(value or '')[:40]}`, a number is wanted")
+            raise ModelError(f"{self.where}: `{key}` is `{(value or '')[:40]}`, expected a number")
         return number
 
     def flag(self, key: str, default: bool) -> bool:
@@ -123,7 +123,7 @@ class Attributes:
         if value is None:
             return default
         if value.lower() not in table:
-            raise ModelError(f"{self.where}: `{key}` is `{value[:40]}`, True or False is wanted")
+            raise ModelError(f"{self.where}: `{key}` is `{value[:40]}`, expected True or False")
         return table[value.lower()]
 
     def integers(self, key: str, default: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -136,10 +136,10 @@ class Attributes:
         body = value[1:-1] if value[0] + value[-1] in ("()", "[]") else value
         parts = [part.strip() for part in body.rstrip(", ").split(",")]
         if len(parts) > 32 or not all(re.fullmatch(r"[+-]?\d{1,10}L?", part) for part in parts):
-            raise ModelError(f"{self.where}: `{key}` is `{value[:40]}`, integers are wanted")
+            raise ModelError(f"{self.where}: `{key}` is `{value[:40]}`, expected integers")
         numbers = tuple(int(part.rstrip("L")) for part in parts)
         if any(abs(n) > _MAX_INT for n in numbers):
-            raise ModelError(f"{self.where}: `{key}` is `{value[:40]}`, smaller sizes are wanted")
+            raise ModelError(f"{self.where}: `{key}` is `{value[:40]}`, expected smaller sizes")
         return numbers
 
     def done(self) -> None:
@@ -181,7 +181,7 @@ def _symbol(content: Any) -> Symbol:
     if not isinstance(content, dict) or not isinstance(content.get("nodes"), list):
         raise ModelError("this is not an MXNet network: it has no list of nodes")
     if len(content["nodes"]) > checks.MAX_NODES:
-        raise ModelError(f"{len(content['nodes'])} nodes, at most {checks.MAX_NODES} are wanted")
+        raise ModelError(f"{len(content['nodes'])} nodes, expected at most {checks.MAX_NODES}")
     nodes = tuple(_node(raw, number) for number, raw in enumerate(content["nodes"]))
     heads = _references(content.get("heads"), len(nodes), "heads")
     if not heads:
@@ -220,12 +220,12 @@ def _node(raw: Any, number: int) -> SymbolNode:
 def _references(raw: Any, below: int, where: str) -> tuple[tuple[int, int], ...]:
     """Check a list of ``[node, output]`` or ``[node, output, version]``."""
     if not isinstance(raw, list):
-        raise ModelError(f"{where}: a list of the nodes it reads is wanted")
+        raise ModelError(f"{where}: expected a list of the nodes it reads")
     found = []
     for item in raw:
         fits = isinstance(item, list) and 1 <= len(item) <= 3
         if not fits or not all(type(n) is int for n in item):
-            raise ModelError(f"{where}: reads {str(item)[:40]}, [node, output] is wanted")
+            raise ModelError(f"{where}: reads {str(item)[:40]}, expected [node, output]")
         node, output = item[0], item[1] if len(item) > 1 else 0
         if not 0 <= node < below or not 0 <= output < 1000:
             raise ModelError(

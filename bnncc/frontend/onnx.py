@@ -82,7 +82,7 @@ def _load(
     functions = local_functions(proto)
     located = inline(proto.graph.node, functions, versions)
     if len(located) > checks.MAX_NODES:
-        raise ModelError(f"{len(located)} nodes, at most {checks.MAX_NODES} are wanted")
+        raise ModelError(f"{len(located)} nodes, expected at most {checks.MAX_NODES}")
     nodes, opsets = [], {}
     for node, imported in graph_nodes(located):
         nodes.append(node)
@@ -231,11 +231,11 @@ def _word(name: str) -> str:
 def _given(given: Sequence[Dim], shape: tuple[Dim, ...] | None, where: str) -> tuple[Dim, ...]:
     dims = tuple((readable(d) or d) if isinstance(d, str) else int(d) for d in given)
     if shape is not None and len(dims) != len(shape):
-        raise ShapeError(
+        raise UsageError(
             f"{where}: --input-shape gives {len(dims)} axes, the model's shape is {list(shape)}"
         )
     if any(isinstance(d, int) and d < 0 for d in dims):
-        raise ShapeError(f"{where}: --input-shape gives {list(dims)}, with a negative size")
+        raise UsageError(f"{where}: --input-shape gives {list(dims)}, with a negative size")
     return dims
 
 

@@ -38,8 +38,8 @@ def _parameter(write: Expression, index: int, what: str) -> Array:
     value = write.graph.constants.get(write.input(index))
     if value is None:
         raise UnsupportedOp(
-            f"{write.where}: its {what} `{write.input(index)}` is computed at run time, a constant "
-            "is wanted",
+            f"{write.where}: its {what} `{write.input(index)}` is computed at run time, "
+            "expected a constant",
             hint="export the model in evaluation mode",
         )
     if value.dtype.kind not in "fiub" or not value.size:
@@ -62,7 +62,7 @@ def _bits(write: Expression, index: int, what: str = "bit width") -> np.float32:
     if value.size != 1 or not 1 <= value.reshape(()) <= MAX_BITS:
         found = value.reshape(-1)[:4].tolist()
         raise ModelError(
-            f"{write.where}: its {what} is {found}, one number from 1 to {MAX_BITS} is wanted"
+            f"{write.where}: its {what} is {found}, expected one number from 1 to {MAX_BITS}"
         )
     return np.float32(value.reshape(()))
 
@@ -72,8 +72,7 @@ def _mode(node: Node, default: str) -> str:
     mode = {"ROUND_TO_ZERO": "DOWN"}.get(mode, mode)  # written by older versions of Brevitas
     if mode not in ROUNDING:
         raise UnsupportedOp(
-            f"{node.where}: `rounding_mode` is {mode[:40]!r}, one of "
-            f"{', '.join(ROUNDING)} is wanted"
+            f"{node.where}: `rounding_mode` is {mode[:40]!r}, expected one of {', '.join(ROUNDING)}"
         )
     return mode
 
@@ -81,7 +80,7 @@ def _mode(node: Node, default: str) -> str:
 def _data(write: Expression) -> str:
     """Return the data, which must be float32."""
     if (found := write.type().dtype) != "float32":
-        raise ModelError(f"{write.where}: its data is {found}, float32 is wanted")
+        raise ModelError(f"{write.where}: its data is {found}, expected float32")
     return write.node.inputs[0]
 
 
@@ -175,7 +174,7 @@ def _multi_threshold(write: Expression) -> str:
     if thresholds.ndim != 2 or thresholds.shape[0] not in (1, channels):
         raise ShapeError(
             f"{write.where}: thresholds of shape {list(thresholds.shape)} for {channels} "
-            f"channels; [{channels}, steps] or [1, steps] is wanted"
+            f"channels; expected [{channels}, steps] or [1, steps]"
         )
     table = _upper(thresholds)
     scale, bias = (

@@ -24,7 +24,7 @@ from bnncc.frontend.channels_last import Columns
 from bnncc.frontend.external import to_array
 from bnncc.frontend.inline import Functions, Located, Versions, copy_of_subgraph, inline, reads
 from bnncc.frontend.linear import as_floats
-from bnncc.frontend.normalise import normalise
+from bnncc.frontend.normalize import normalize
 from bnncc.frontend.sequences import plain_tensors
 from bnncc.ir.evaluate import OPSET
 from bnncc.ir.fold import Folder
@@ -145,13 +145,13 @@ class Reader:
             self._constant(node)
         elif custom.known(node.op) or (node.op == "MatMul" and node.inputs[0] in self._lowered):
             for part in custom.read(node, graph, self._lowered):
-                self._add_all(normalise(part, OPSET, graph))
+                self._add_all(normalize(part, OPSET, graph))
         elif node.op in checks.CONTROL_FLOW:
             self._control(node, versions)
         else:
             plain = plain_tensors(node, graph, self._sequences)
             version = versions.get("", OPSET)
-            self._add_all(normalise(plain, version, graph))
+            self._add_all(normalize(plain, version, graph))
 
     def _add_all(self, pieces: Iterable[Node]) -> None:
         for piece in pieces:
@@ -286,7 +286,7 @@ class Reader:
     def _constant(self, node: Node) -> None:
         where = f"Constant `{node.name}`"
         if len(node.attrs) != 1:
-            raise ModelError(f"{where}: has {len(node.attrs)} attributes, one value is wanted")
+            raise ModelError(f"{where}: has {len(node.attrs)} attributes, expected one value")
         key, value = next(iter(node.attrs.items()))
         if key == "value":
             array = value

@@ -191,9 +191,7 @@ def _activations(write: Expression, kind: _Kind, index: int) -> list[Activation]
     count = len(kind.activations)
     names = list(node.attrs.get("activations") or kind.activations * directions)
     if len(names) != count * directions:
-        raise ModelError(
-            f"{write.where}: {len(names)} activations, {count * directions} are wanted"
-        )
+        raise ModelError(f"{write.where}: {len(names)} activations, expected {count * directions}")
     known = {name.lower(): name for name in _PARAMETERS}
     alphas = iter(node.attrs.get("activation_alpha") or ())
     betas = iter(node.attrs.get("activation_beta") or ())
@@ -275,7 +273,7 @@ def _steps(write: Expression) -> int:
     hidden = node.attrs.get("hidden_size")
     weights = [write.type(k).shape for k in (1, 2)]
     if len(shape) != 3 or any(len(s) != 3 for s in weights):
-        raise ShapeError(f"{write.where}: X, W and R of three axes are wanted")
+        raise ShapeError(f"{write.where}: X, expected W and R of three axes")
     if hidden is None:
         hidden = weights[1][2]
     if not isinstance(hidden, int) or hidden <= 0:
@@ -293,7 +291,7 @@ def _steps(write: Expression) -> int:
             found = write.type(k).shape
             if tuple(found) != tuple(form):
                 raise ShapeError(
-                    f"{write.where}: input {k} has shape {list(found)}, {list(form)} is wanted"
+                    f"{write.where}: input {k} has shape {list(found)}, expected {list(form)}"
                 )
     first = 1 if node.attrs.get("layout") else 0
     batch = shape[1 - first]
@@ -305,13 +303,13 @@ def _steps(write: Expression) -> int:
             known = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int)]
             if len(found) != 3 or any(a != b for a, b in known):
                 raise ShapeError(
-                    f"{write.where}: input {k} has shape {list(found)}, {list(state)} is wanted"
+                    f"{write.where}: input {k} has shape {list(found)}, expected {list(state)}"
                 )
     steps = shape[first]
     if not isinstance(steps, int) or not 0 < steps <= MAX_STEPS:
         raise UnsupportedOp(
-            f"{write.where}: a sequence of {steps} steps; it is unrolled, so 1 to {MAX_STEPS} are "
-            "wanted",
+            f"{write.where}: a sequence of {steps} steps, expected 1 to {MAX_STEPS}, "
+            "because it is unrolled",
             hint=None if isinstance(steps, int) else "give its length with --input-shape",
         )
     return steps

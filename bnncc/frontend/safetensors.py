@@ -178,9 +178,7 @@ def _fitted(at: Stored, tensor: onnx.TensorProto, packed: bool, where: str) -> n
         return unpacked(at.read(), wanted[0]).astype(kind)
     widened = at.dtype in _FLOATS and kind in _FLOATS[_FLOATS.index(at.dtype) :]
     if at.shape != wanted or not (at.dtype == kind or widened):
-        raise ModelError(
-            f"{where} is {at.dtype}{list(at.shape)}, the model wants {kind}{list(wanted)}"
-        )
+        raise ModelError(f"{where} is {at.dtype}{list(at.shape)}, expected {kind}{list(wanted)}")
     return at.read().astype(kind)
 
 

@@ -15,7 +15,7 @@ def _deform_conv(write: Expression) -> None:
     x, weight, offset = write.shape(0), write.shape(1), write.shape(2)
     attrs, dtype = write.node.attrs, write.type().dtype
     if len(x) != 4 or len(weight) != 4 or len(offset) != 4:
-        raise ShapeError(f"{write.where}: an image of {len(x)} axes, 4 are wanted")
+        raise ShapeError(f"{write.where}: an image of {len(x)} axes, expected 4")
     (n, channels, height, width), (units, depth, *kernel) = x, weight
     group, parts = int(attrs.get("group", 1)), int(attrs.get("offset_group", 1))
     strides, dilations = (
@@ -28,7 +28,7 @@ def _deform_conv(write: Expression) -> None:
         raise ShapeError(f"{write.where}: weight {weight} does not fit an input of shape {x}")
     if offset[:2] != [n, 2 * parts * taps]:
         raise ShapeError(
-            f"{write.where}: offset has shape {offset}, [{n}, {2 * parts * taps}, ...] is wanted"
+            f"{write.where}: offset has shape {offset}, expected [{n}, {2 * parts * taps}, ...]"
         )
     moves = write.reshape(write.node.inputs[2], n * parts, taps, 2, *out)
     grid = [np.arange(o) * s - p for o, s, p in zip(out, strides, pads[:2], strict=True)]

@@ -22,7 +22,7 @@ def _matrices(length: int, rows: int, columns: int, inverse: bool) -> tuple[np.n
 def _check(write: Expression, length: int) -> None:
     if not 0 < length <= MAX_LENGTH:
         raise UnsupportedOp(
-            f"{write.where}: a transform of length {length}, 1 to {MAX_LENGTH} is wanted"
+            f"{write.where}: a transform of length {length}, expected 1 to {MAX_LENGTH}"
         )
 
 
@@ -45,7 +45,7 @@ def _stacked(write: Expression, parts: list[str]) -> str:
 
 def _parts(write: Expression, x: str, count: int) -> list[str]:
     if count not in (1, 2):
-        raise ShapeError(f"{write.where}: a last axis of {count}, 1 (real) or 2 is wanted")
+        raise ShapeError(f"{write.where}: a last axis of {count}, expected 1 (real) or 2")
     return [write.at(x, k, -1) for k in range(count)]
 
 
@@ -99,7 +99,7 @@ def _stft(write: Expression) -> None:
     step, size = write.fixed(1), write.fixed(3)
     window = write.input(2)
     if len(shape) not in (2, 3) or step is None:
-        raise ShapeError(f"{write.where}: a signal of shape {shape}, three axes are wanted")
+        raise ShapeError(f"{write.where}: a signal of shape {shape}, expected three axes")
     if size is not None:
         length = int(size.reshape(-1)[0])
     else:

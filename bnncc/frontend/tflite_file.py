@@ -112,10 +112,10 @@ def parse(data: bytes) -> Network:
         raise ModelError("not a TensorFlow Lite file, or a truncated one")
     model = Table.root(data)
     if (version := model.scalar(0, "uint32")) != 3:
-        raise ModelError(f"schema version {version}, 3 is wanted")
+        raise ModelError(f"schema version {version}, expected 3")
     graphs = model.tables(2)
     if len(graphs) != 1:
-        raise UnsupportedOp(f"{len(graphs)} subgraphs (control flow?), one is wanted")
+        raise UnsupportedOp(f"{len(graphs)} subgraphs (control flow?), expected one")
     graph = graphs[0]
     codes = [_code(table) for table in model.tables(1)]
     buffers = model.tables(4)
@@ -123,7 +123,7 @@ def parse(data: bytes) -> Network:
     tensors = [_tensor(t, k, buffers, names) for k, t in enumerate(graph.tables(0))]
     tables = graph.tables(3)
     if len(tables) > checks.MAX_NODES:
-        raise ModelError(f"{len(tables)} operators, at most {checks.MAX_NODES} are wanted")
+        raise ModelError(f"{len(tables)} operators, expected at most {checks.MAX_NODES}")
     operators = tuple(_operator(t, k, codes, tensors) for k, t in enumerate(tables))
     inputs = _listed(graph.numbers(1, "int32"), tensors, "input")
     outputs = _listed(graph.numbers(2, "int32"), tensors, "output")
@@ -162,8 +162,8 @@ def _tensor(table: Table, index: int, buffers: Sequence[Table], names: set[str])
     signature = [int(d) for d in table.numbers(7, "int32")] or sizes
     if len(sizes) > MAX_RANK or len(signature) != len(sizes):
         raise ShapeError(
-            f"{where}: has {len(sizes)} dimensions and a signature of {len(signature)}, the same "
-            f"number is wanted, at most {MAX_RANK}"
+            f"{where}: has {len(sizes)} dimensions and a signature of {len(signature)}, "
+            f"expected the same number, at most {MAX_RANK}"
         )
     shape = tuple(d if d != -1 else f"dim{k}" for k, d in enumerate(signature))
     elements(shape, where)
@@ -199,7 +199,7 @@ def _quantization(table: Table | None, sizes: Sequence[int], where: str) -> Quan
     if zero.size not in (0, scale.size):
         raise ModelError(f"{where}: {scale.size} scales and {zero.size} zero points")
     if not np.isfinite(scale).all() or (scale <= 0).any():
-        raise ModelError(f"{where}: a scale is {float(scale.min())}, positive ones are wanted")
+        raise ModelError(f"{where}: a scale is {float(scale.min())}, expected positive ones")
     axis = int(table.scalar(6, "int32"))
     if scale.size > 1 and (not 0 <= axis < len(sizes) or sizes[axis] != scale.size):
         raise ModelError(f"{where}: {scale.size} scales for axis {axis} of shape {list(sizes)}")

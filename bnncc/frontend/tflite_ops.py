@@ -41,7 +41,7 @@ def _window(writer: Writer, slots: tuple[int, int, int, int]) -> dict[str, Any]:
     options = writer.options()
     padding = options.scalar(0, "int8")
     if padding not in (0, 1):
-        raise ModelError(f"{writer.where}: `padding` is {padding}, SAME (0) or VALID (1) is wanted")
+        raise ModelError(f"{writer.where}: `padding` is {padding}, expected SAME (0) or VALID (1)")
     values = [options.scalar(s, "int32", 1 if k > 1 else 0) for k, s in enumerate(slots)]
     if min(values) < 1:
         raise ModelError(f"{writer.where}: a stride or dilation is {min(values)}")
@@ -56,7 +56,7 @@ def _conv(writer: Writer, *, depthwise: bool = False) -> str:
     x, weight, bias = writer.operands(2, 3)
     attrs = _window(writer, (1, 2, 5, 6) if depthwise else (1, 2, 4, 5))
     if len(weight.shape) != 4:
-        raise ShapeError(f"{writer.where}: filter of shape {list(weight.shape)}, 4 axes are wanted")
+        raise ShapeError(f"{writer.where}: filter of shape {list(weight.shape)}, expected 4 axes")
     depth, channels = weight.shape[3], writer.image(x)[3]
     known = isinstance(channels, int)
     if depthwise and not known:
@@ -93,7 +93,7 @@ def _dense(writer: Writer) -> str:
     if writer.option(1, "int8"):
         raise writer.fail("its weights are shuffled for a CPU; convert the model without that")
     if len(weight.shape) != 2 or not isinstance(weight.shape[1], int):
-        raise ShapeError(f"{writer.where}: weights of shape {list(weight.shape)}, 2 are wanted")
+        raise ShapeError(f"{writer.where}: weights of shape {list(weight.shape)}, expected 2")
     data, keep = writer.read(x), bool(writer.option(2, "bool", False))
     rank = writer.rank(x)
     if rank != 2 and not keep:
@@ -186,7 +186,7 @@ def _not_equal(writer: Writer) -> str:
     return writer.node("Not", equal)
 
 
-def _normalise(writer: Writer) -> str:
+def _normalize(writer: Writer) -> str:
     (x,) = writer.operands(1)
     length = writer.node("ReduceL2", writer.read(x), writer.constant([-1]), keepdims=1)
     bounded = writer.node("Max", length, writer.constant(1e-6))
@@ -207,7 +207,7 @@ def _quantize(writer: Writer) -> str:
     (x,) = writer.operands(1)
     made = writer.operator.outputs[0]
     if x.dtype != "float32" or not quantized(made) or made.dtype == "int16":
-        raise writer.fail(f"{x.dtype} to {made.dtype}: float32 to int8 or uint8 is wanted")
+        raise writer.fail(f"{x.dtype} to {made.dtype}: expected float32 to int8 or uint8")
     scale, zero = writer.quantization(made)
     value = writer.node("Div", writer.read(x), scale)
     return writer.rounded(value, made.dtype, zero)
@@ -271,7 +271,7 @@ _RULES: dict[str, Rule] = {
     "GELU": _gelu,
     "GREATER_EQUAL": partial(_simple, "GreaterOrEqual", count=2),
     "HARD_SWISH": partial(_simple, "HardSwish"),
-    "L2_NORMALIZATION": _normalise,
+    "L2_NORMALIZATION": _normalize,
     "LEAKY_RELU": _leaky,
     "LESS_EQUAL": partial(_simple, "LessOrEqual", count=2),
     "LOGICAL_AND": partial(_simple, "And", count=2),

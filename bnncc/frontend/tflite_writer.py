@@ -80,8 +80,8 @@ class Writer:
         given = self.operator.inputs
         if not least <= len(given) <= most or any(t is None for t in given[:least]):
             raise ModelError(
-                f"{self.where}: has {sum(t is not None for t in given)} inputs, {least} to {most} "
-                "are wanted"
+                f"{self.where}: has {sum(t is not None for t in given)} inputs, "
+                f"expected {least} to {most}"
             )
         return [*given, *[None] * (most - len(given))]
 
@@ -103,7 +103,7 @@ class Writer:
     def rank(self, tensor: Tensor) -> int:
         """Return the rank of a tensor, which must not be 0."""
         if not tensor.shape:
-            raise ShapeError(f"{self.where}: `{tensor.name}` is a scalar, axes are wanted")
+            raise ShapeError(f"{self.where}: `{tensor.name}` is a scalar, expected axes")
         return len(tensor.shape)
 
     # ---- tensors ----------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class Writer:
         """Return the shape of an operand that must be an image, channels last."""
         if tensor is None or len(tensor.shape) != 4:
             found = "nothing" if tensor is None else list(tensor.shape)
-            raise ShapeError(f"{self.where}: its input has shape {found}, 4 axes are wanted")
+            raise ShapeError(f"{self.where}: its input has shape {found}, expected 4 axes")
         return tensor.shape
 
     # ---- the whole --------------------------------------------------------------------------

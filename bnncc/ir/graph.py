@@ -205,7 +205,7 @@ def elements(dims: Iterable[Dim], where: str) -> int:
     count = 1
     shape = list(dims)
     if len(shape) > 64:
-        raise ShapeError(f"{where}: {len(shape)} dimensions, at most 64 are wanted")
+        raise ShapeError(f"{where}: {len(shape)} dimensions, expected at most 64")
     for dim in shape:
         if isinstance(dim, str):
             continue

@@ -36,7 +36,7 @@ BROADCAST = {
 """Elementwise operators of several tensors that preserve the dtype."""
 COMPARE = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
 ELEMENTWISE = UNARY | BROADCAST | COMPARE | {"Where", "Cast", "IsNaN", "IsInf"}
-QUANTISERS = {QUANT, MULTI_THRESHOLD}
+QUANTIZERS = {QUANT, MULTI_THRESHOLD}
 """Internal operators that frontends create."""
 _LOGIC = {"And", "Or", "Xor", "Not"}
 
@@ -68,7 +68,7 @@ def infer(
         outs = [_elementwise(node, types, where)]
     elif node.op in RULES:
         outs = [RULES[node.op](node, graph, partial or {}, where)]
-    elif node.op in QUANTISERS:
+    elif node.op in QUANTIZERS:
         first = graph.types[node.inputs[0]]
         shapes = [graph.types[i].shape for i in node.inputs[: 3 if node.op == QUANT else 1]]
         outs = [TensorType(broadcast(shapes, where), first.dtype)]
@@ -105,17 +105,17 @@ def _elementwise(node: Node, types: list[TensorType | None], where: str) -> Tens
     same = present[1:] if node.op == "Where" else present
     if node.op not in ("Pow", "BitShift") and len({t.dtype for t in same}) > 1:
         found = ", ".join(t.dtype for t in same)
-        raise ModelError(f"{where}: operands have types {found}; the same type is wanted")
+        raise ModelError(f"{where}: operands have types {found}; expected the same type")
     if (node.op in _LOGIC or node.op == "Where") and first.dtype != "bool":
-        raise ModelError(f"{where}: its first operand is {first.dtype}, bool is wanted")
+        raise ModelError(f"{where}: its first operand is {first.dtype}, expected bool")
     if node.op in _REAL and not first.dtype.startswith(("float", "bfloat")):
-        raise ModelError(f"{where}: its operand is {first.dtype}, a float type is wanted")
+        raise ModelError(f"{where}: its operand is {first.dtype}, expected a float type")
     if node.op in _NUMBER and same[0].dtype == "bool":
-        raise ModelError(f"{where}: its operand is bool, a number is wanted")
+        raise ModelError(f"{where}: its operand is bool, expected a number")
     if node.op == "Clip":
         for bound in types[1:]:
             if bound is not None and math.prod(d for d in bound.shape if isinstance(d, int)) != 1:
-                raise ShapeError(f"{where}: a bound has shape {list(bound.shape)}, wanted is []")
+                raise ShapeError(f"{where}: a bound has shape {list(bound.shape)}, expected []")
         return first
     if node.op in UNARY:
         return first

@@ -228,7 +228,7 @@ def _multiplied(node: Node, ins: list[Array | None], errs: list[Array], out: Arr
     return err + np.maximum(np.abs(out), a * b)  # the result may have underflowed to 0
 
 
-def _normalised(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+def _normalized(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
     x, scale, bias, mean, var = (np.asarray(v) for v in ins[:5])
     size = (np.abs(x) + errs[0]).astype(np.float32)
     inputs = [size, np.abs(scale), np.abs(bias), -np.abs(mean), var]
@@ -314,7 +314,7 @@ _RULES: dict[str, Callable[[Node, list[Array | None], list[Array], Array], Array
     "Sum": _added,
     "Mul": _multiplied,
     "Div": _multiplied,
-    "BatchNormalization": _normalised,
+    "BatchNormalization": _normalized,
     "Clip": _limited,
     "Max": _limited,
     "Min": _limited,

@@ -37,15 +37,15 @@ def check_node(node: Node, graph: Graph) -> None:
 
 def _positive(values: Sequence[int], count: int, what: str, where: str) -> None:
     if len(values) != count:
-        raise ShapeError(f"{where}: `{what}` is {list(values)}, {count} values are wanted")
+        raise ShapeError(f"{where}: `{what}` is {list(values)}, expected {count} values")
     if any(v <= 0 for v in values):
-        raise ShapeError(f"{where}: `{what}` is {list(values)}, positive values are wanted")
+        raise ShapeError(f"{where}: `{what}` is {list(values)}, expected positive values")
 
 
 def _same_float(kinds: Sequence[TensorType | None], where: str) -> None:
     found = [k.dtype for k in kinds if k is not None]
     if len(set(found)) > 1:
-        raise ModelError(f"{where}: operands have types {', '.join(found)}; the same is wanted")
+        raise ModelError(f"{where}: operands have types {', '.join(found)}; expected the same")
 
 
 def _window(node: Node, x: TensorType, where: str) -> None:
@@ -55,7 +55,7 @@ def _window(node: Node, x: TensorType, where: str) -> None:
     rank = len(spatial)
     if rank < 1:
         raise ShapeError(
-            f"{where}: input has shape {list(x.shape)}, (batch, channels, spatial...) is wanted"
+            f"{where}: input has shape {list(x.shape)}, expected (batch, channels, spatial...)"
         )
     kernel = attrs["kernel_shape"]
     _positive(kernel, rank, "kernel_shape", where)
@@ -67,7 +67,7 @@ def _window(node: Node, x: TensorType, where: str) -> None:
     pads = attrs.get("pads") or [0] * 2 * rank
     if len(pads) != 2 * rank or any(p < 0 for p in pads):
         raise ShapeError(
-            f"{where}: `pads` is {list(pads)}, {2 * rank} values of 0 or more are wanted"
+            f"{where}: `pads` is {list(pads)}, expected {2 * rank} values of 0 or more"
         )
     for axis in range(rank):
         size = spatial[axis]
@@ -94,11 +94,9 @@ def _conv(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
             f"{where}: input {list(x.shape)} and weight {list(w.shape)} do not fit together"
         )
     if not w.static:
-        raise ShapeError(f"{where}: weight has shape {list(w.shape)}, fixed sizes are wanted")
+        raise ShapeError(f"{where}: weight has shape {list(w.shape)}, expected fixed sizes")
     if 0 in w.shape:
-        raise ShapeError(
-            f"{where}: weight has shape {list(w.shape)}, sizes of 1 or more are wanted"
-        )
+        raise ShapeError(f"{where}: weight has shape {list(w.shape)}, expected sizes of 1 or more")
     units, depth = int(w.shape[0]), int(w.shape[1])
     group, channels = node.attrs["group"], x.shape[1]
     if not isinstance(channels, int):
@@ -107,7 +105,7 @@ def _conv(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
             hint="give the shape: --input-shape NAME:1x3x224x224",
         )
     if group <= 0:
-        raise ShapeError(f"{where}: `group` is {group}, 1 or more is wanted")
+        raise ShapeError(f"{where}: `group` is {group}, expected 1 or more")
     if isinstance(channels, int) and channels % group:
         raise ShapeError(
             f"{where}: `group` is {group} but {channels} input channels are not a multiple of it"
@@ -118,8 +116,8 @@ def _conv(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
         )
     if isinstance(channels, int) and channels != depth * group:
         raise ShapeError(
-            f"{where}: input has {channels} channels, weight {list(w.shape)} with group {group} "
-            f"wants {depth * group}"
+            f"{where}: input has {channels} channels, expected {depth * group} for weight "
+            f"{list(w.shape)} and group {group}"
         )
     if list(node.attrs["kernel_shape"]) != list(w.shape[2:]):
         raise ShapeError(
@@ -128,7 +126,7 @@ def _conv(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
         )
     bias = kinds[2] if len(kinds) > 2 else None
     if bias is not None and bias.shape != (units,):
-        raise ShapeError(f"{where}: bias has shape {list(bias.shape)}, [{units}] is wanted")
+        raise ShapeError(f"{where}: bias has shape {list(bias.shape)}, expected [{units}]")
     _window(node, x, where)
 
 
@@ -143,8 +141,7 @@ def _gemm(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
     _same_float(kinds, where)
     if len(a.shape) != 2 or len(b.shape) != 2:
         raise ShapeError(
-            f"{where}: operands have shapes {list(a.shape)} and {list(b.shape)}, matrices are "
-            "wanted"
+            f"{where}: operands have shapes {list(a.shape)} and {list(b.shape)}, expected matrices"
         )
     rows, inner = a.shape[::-1] if node.attrs["transA"] else a.shape
     other, units = b.shape[::-1] if node.attrs["transB"] else b.shape
@@ -168,12 +165,12 @@ def _matmul(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
 def _batch_norm(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
     x = kinds[0]
     if len(x.shape) < 2:
-        raise ShapeError(f"{where}: input has shape {list(x.shape)}, two axes or more are wanted")
+        raise ShapeError(f"{where}: input has shape {list(x.shape)}, expected two axes or more")
     channels = x.shape[1]
     for label, kind in zip(("scale", "B", "mean", "var"), kinds[1:5], strict=False):
         if kind is not None and isinstance(channels, int) and kind.shape != (channels,):
             raise ShapeError(
-                f"{where}: `{label}` has shape {list(kind.shape)}, [{channels}] is wanted"
+                f"{where}: `{label}` has shape {list(kind.shape)}, expected [{channels}]"
             )
     epsilon = float(node.attrs["epsilon"])
     variance = graph.constants.get(node.inputs[4])
@@ -203,8 +200,8 @@ def _axes(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
 def _transpose(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
     if sorted(node.attrs["perm"]) != list(range(len(kinds[0].shape))):
         raise ShapeError(
-            f"{where}: `perm` is {node.attrs['perm']}, a permutation of {len(kinds[0].shape)} axes "
-            "is wanted"
+            f"{where}: `perm` is {node.attrs['perm']}, "
+            f"expected a permutation of {len(kinds[0].shape)} axes"
         )
 
 

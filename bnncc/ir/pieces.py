@@ -55,7 +55,7 @@ class Expression:
         kind = self.type(k)
         if not kind.static:
             raise ShapeError(
-                f"{self.where}: its input has shape {list(kind.shape)}, fixed sizes are wanted",
+                f"{self.where}: its input has shape {list(kind.shape)}, expected fixed sizes",
                 hint="give the shape: --input-shape NAME:1x3x224x224",
             )
         return [int(d) for d in kind.shape]
@@ -70,7 +70,7 @@ class Expression:
         """
         name = self.input(k)
         if name and name not in self.graph.constants:
-            raise UnsupportedOp(f"{self.where}: its input {k} is computed, a constant is wanted")
+            raise UnsupportedOp(f"{self.where}: its input {k} is computed, expected a constant")
         return self.graph.constants[name] if name else None
 
     def room(self, *sizes: int) -> None:
@@ -83,8 +83,8 @@ class Expression:
         """
         if any(s < 0 for s in sizes) or math.prod(sizes) > MAX_TABLE:
             raise ShapeError(
-                f"{self.where}: needs a table of shape {list(sizes)}, at most {MAX_TABLE} elements "
-                "are wanted"
+                f"{self.where}: needs a table of shape {list(sizes)}, "
+                f"expected at most {MAX_TABLE} elements"
             )
 
     def as_is(self, op: str, *inputs: str, **attrs: Any) -> str:

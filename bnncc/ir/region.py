@@ -215,7 +215,7 @@ def _elementwise(graph: Graph, node: Node, out: Box) -> _Read | None:
     return _Read([out], needs)
 
 
-def _normalised(graph: Graph, node: Node, out: Box) -> _Read | None:
+def _normalized(graph: Graph, node: Node, out: Box) -> _Read | None:
     """Inference BatchNormalization: per-channel parameters."""
     if len(out) < 2:
         return None
@@ -505,7 +505,7 @@ def _resize(graph: Graph, node: Node, out: Box) -> _Read | None:
 
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
-    "BatchNormalization": _normalised,
+    "BatchNormalization": _normalized,
     "DequantizeLinear": _quantized,
     "QuantizeLinear": _quantized,
     QUANT: _elementwise,

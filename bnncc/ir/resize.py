@@ -63,7 +63,7 @@ def taps(
     rank = len(shape)
     axes = [int(a) % rank for a in attrs.get("axes") or range(rank)]
     if (scales is None) == (sizes is None):
-        raise ModelError(f"{where}: either scales or sizes are wanted")
+        raise ModelError(f"{where}: expected either scales or sizes")
     given = scales if scales is not None else sizes
     assert given is not None
     if given.size != len(axes):
@@ -94,7 +94,7 @@ def taps(
         factors = [same] * len(axes)
     region = [] if roi is None else [float(v) for v in roi.reshape(-1)]
     if mode == "tf_crop_and_resize" and len(region) != 2 * len(axes):
-        raise ModelError(f"{where}: `roi` of {2 * len(axes)} numbers is wanted")
+        raise ModelError(f"{where}: expected `roi` of {2 * len(axes)} numbers")
     found = []
     for k, axis in enumerate(axes):
         ends = (region[k], region[k + len(axes)]) if mode == "tf_crop_and_resize" else (0.0, 1.0)

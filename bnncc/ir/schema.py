@@ -56,7 +56,7 @@ def check_whole(node: Node, graph: Graph) -> None:
     for name, (wanted, formal) in zip(node.inputs, _whole(node.op), strict=False):
         found = graph.types[name].dtype if wanted and name in graph.types else ""
         if found and not (found == "bool" if wanted == "bool" else "int" in found):
-            raise ModelError(f"{node.where}: `{formal}` has type {found}, {wanted} is wanted")
+            raise ModelError(f"{node.where}: `{formal}` has type {found}, expected {wanted}")
 
 
 @cache

@@ -105,7 +105,7 @@ def _rounded_layer(node: Node, graph: Graph) -> Layer:
     operands = str(node.attrs["operands"])
     how = f"first layer in {operands}"
     if operands == "int8":
-        how += ", the image with one scale of its own"
+        how += ", the image with its own scale"
     if node.attrs["zero_points"]:
         how = f"first layer in {operands}, the image as its bytes"
     plain = Node("Conv", node.inputs, node.outputs, {}, node.name)
@@ -222,8 +222,9 @@ def _why_real(node: Node, look: _Look) -> tuple[str, str] | None:
     known = look.known.get(scaled[0]) if scaled is not None else None
     if known is not None and known.signs:
         return (
-            "its data have a scale of their own in each channel, and its sums go over channels",
-            "give all channels one scale, or put it behind the layer; depthwise ones can have both",
+            "its data have a separate scale for each channel, and its sums run over channels",
+            "use one scale for all channels, or apply it after the layer; depthwise layers can "
+            "have both",
         )
     if (why := _divided(name, graph, producers)) is not None:
         return why
@@ -232,7 +233,7 @@ def _why_real(node: Node, look: _Look) -> tuple[str, str] | None:
         return None
     return (
         f"its data take {count} values that are not evenly spaced",
-        "space them evenly, or let there be two",
+        "space them evenly, or use two values",
     )
 
 
@@ -242,23 +243,23 @@ def _divided(name: str, graph: Graph, producers: dict[str, Node]) -> tuple[str, 
     if node is None or node.op != "Div":
         return None
     sizes = [producers.get(i) for i in node.inputs]
-    plain = "binarise by Where(x >= 0, 1, -1), which is a bit for every number"
+    plain = "binarize by Where(x >= 0, 1, -1), which is a bit for every number"
     for data, size in zip(node.inputs, sizes[::-1], strict=True):
         if size is None:
             continue
         if size.op == "Abs" and size.inputs[0] == data:
             return (
                 "its data are x / |x|, which is NaN where x is 0",
-                f"{plain}; or say what it is at 0: --sign-zero +1",
+                f"{plain}; or define it at 0: --sign-zero +1",
             )
         inner = [producers.get(i) for i in size.inputs]
         if size.op == "Add" and any(
             n is not None and n.op == "Abs" and n.inputs[0] == data for n in inner
         ):
-            return "its data are x / (|x| + c), which is no sign near 0", plain
+            return "its data are x / (|x| + c), which is not a sign near 0", plain
         if size.op == "Sqrt" and inner[0] is not None and set(inner[0].inputs) == {data}:
             return (
-                "its data are x / sqrt(x * x), which is no sign where x * x is 0 or infinite",
+                "its data are x / sqrt(x * x), which is not a sign where x * x is 0 or infinite",
                 plain,
             )
     return None

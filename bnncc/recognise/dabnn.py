@@ -3,7 +3,7 @@
     before: p = Pad(x, -1); y = Conv(p, W)               W = s[o] * {-1, +1}
     after:  p = Pad(x, -1); s = Where(p > 0, 1, -1); y = Conv(s, W)
 
-daBNN's training recipe binarises activations in place, so the exported graph contains no sign: as
+daBNN's training recipe binarizes activations in place, so the exported graph contains no sign: as
 ONNX, it is a float network. daBNN's converter treats each convolution with binary weights as
 binary, replaces its data by the signs ``x > 0``, and its zero padding by padding with -1. Since
 nothing in the file says so, bnncc does this only if asked (``--assume dabnn``).
@@ -104,7 +104,7 @@ def _is_binary(node: Node, graph: Graph) -> bool:
 def _signs(
     node: onnx.NodeProto, conv: Node, graph: onnx.GraphProto, version: int
 ) -> list[onnx.NodeProto]:
-    """Return nodes that binarise the data of the convolution `node`, and connect them to it."""
+    """Return nodes that binarize the data of the convolution `node`, and connect them to it."""
     stem, data = f"{node.output[0]}.dabnn", node.input[0]
 
     def stored(what: str, value: Array) -> str:

@@ -123,7 +123,7 @@ def in_double(
     if "spec" in a:
         factor, first = a["dot"]
         if a["top"] * abs(factor) + np.abs(first).max(initial=0) >= EXACT:
-            return "its sums may pass 2^24, in a float64 network", "compute it in float32"
+            return "its sums may exceed 2^24, in a float64 network", "compute it in float32"
     else:
         steps = [("Mul", np.full_like(scale, a["step"])), ("Add", np.asarray(a["first"])), *steps]
         a |= {"step": 1, "first": np.zeros_like(scale)}

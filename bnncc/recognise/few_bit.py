@@ -112,7 +112,7 @@ def attempt(
         return None
     if factor is not None and (int(node.attrs.get("group", 1)) != factor.size or pad_value):
         return (
-            "its data have a scale of their own in each channel, and its sums go over channels",
+            "its data have a separate scale for each channel, and its sums run over channels",
             "give the quantizer one scale; depthwise layers can have one for each channel",
         )
     found = few_bit_weights(filters)

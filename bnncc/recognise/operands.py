@@ -46,7 +46,7 @@ def layer_filters(node: Node, graph: Graph) -> Array | tuple[str, str]:
     if rank != (4 if node.op == "Conv" else 2):
         return f"its data has {rank} dimensions", "images need 4 (Conv) and rows 2 (Gemm, MatMul)"
     if not all(isinstance(d, int) for d in kind.shape[1:]):
-        return "its data has a size that is not known", "fix it: --input-shape NAME:1x3x224x224"
+        return "its data has an unknown size", "fix it: --input-shape NAME:1x3x224x224"
     return filters_of(node, graph.constants[node.inputs[1]])
 
 

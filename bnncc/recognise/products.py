@@ -94,13 +94,13 @@ def _operands(
     kinds = [graph.types[i] for i in node.inputs]
     shapes = [kind.shape for kind in kinds]
     if any(kind.dtype != "float32" or len(kind.shape) < 2 for kind in kinds):
-        return "its operands are no matrices of float32", "cast them"
+        return "its operands are not float32 matrices", "cast them"
     if shapes[0][:-2] != shapes[1][:-2]:
         return "its operands are repeated along axes of one another", "expand them"
     sizes = (shapes[0][-2], shapes[0][-1], shapes[1][-1])
     rows, depth, columns = (d if isinstance(d, int) else 0 for d in sizes)
     if not rows or not depth or not columns:
-        return "the size of its matrices is not known", "fix it: --input-shape"
+        return "the size of its matrices is unknown", "fix it: --input-shape"
     sides = []
     for name in node.inputs:
         two = values.get(name)
@@ -108,7 +108,7 @@ def _operands(
             return f"its operand `{name}` is real-valued{maker(name, producers)}", _WHY
         traced = _trace(name, two, graph, producers)
         if traced is None:
-            return f"its operand `{name}` is no sign that was only moved", _WHY
+            return f"its operand `{name}` is not a sign that was only moved", _WHY
         sides.append(traced)
     left, right = sides
     if not right.value.bipolar or (not left.value.bipolar and left.value.lo):

@@ -13,8 +13,8 @@ Why = tuple[str, str]
 """Reason and remedy."""
 
 _INPUT = (
-    "the first layer usually stays float (--first-layer bfloat16 or int8 makes it faster); a sign "
-    "behind the input, or --input-transform, would make it binary"
+    "the first layer usually stays float (--first-layer bfloat16 or int8 makes it faster); sign() "
+    "on the input, or --input-transform, makes it binary"
 )
 _SIGNED_WEIGHTS = "scale[o] * sign(w), with one scale for each output channel o"
 
@@ -32,14 +32,14 @@ def weights(filters: np.ndarray, values: int) -> Why:
     shared = _shared_scales(filters)
     if shared:
         return (
-            f"its weights have a scale of their own for each {shared}, which a sum of bits cannot "
-            "take",
+            f"its weights have a separate scale for each {shared}, which a sum of bits cannot "
+            "apply",
             f"train them as {_SIGNED_WEIGHTS}",
         )
     return (
         f"its weights are float, while its data have {values} values",
-        f"export the binarized weights, {_SIGNED_WEIGHTS}, and not those they are trained from; or "
-        "quantize them to integers of at most 8 bits times such a scale",
+        f"export the binarized weights, {_SIGNED_WEIGHTS}, not the float weights used in training; "
+        "or quantize them to integers of at most 8 bits times such a scale",
     )
 
 
@@ -65,8 +65,8 @@ def data(name: str, producers: dict[str, Node]) -> Why:
     if made is None:
         return reason, _INPUT
     if made.op == "Relu":
-        return reason, "put a sign behind the Relu (0 and 1 are binary too), or in its place"
-    return reason, "put a sign in front of the layer"
+        return reason, "apply sign() after the Relu (0 and 1 are binary too), or instead of it"
+    return reason, "apply sign() to the input of the layer"
 
 
 def few_bit_weights(name: str, producers: dict[str, Node], found: Weights) -> Why:
@@ -91,7 +91,7 @@ def neither(node: Node, name: str, graph: Graph, producers: dict[str, Node], val
     """
     both = "apply sign() to inputs and weights to make it binary"
     if values:
-        return f"its weights are float, and its data take {values} values that are no signs", both
+        return f"its weights are float, and its data take {values} values that are not signs", both
     made = producers.get(name)
     source = f"from {made.op}" if made is not None else "a graph input"
     reason = f"its data ({source}) and its weights are float"
@@ -120,6 +120,6 @@ def of_zeros(data: str, weights: str) -> str:
     if not threes or not {data, weights} <= {"ternary", "1-bit"}:
         return ""
     return (
-        f"the zeros of ternary {' and '.join(threes)} take a second bit: a sign without them, "
+        f"the zeros of ternary {' and '.join(threes)} need a second bit: a sign without zeros, "
         "Where(x >= 0, 1, -1), makes the layer binary"
     )

@@ -140,5 +140,5 @@ def _said(known: Lattice, found: Weights, steps: Sequence[tuple[Node, int]]) -> 
     top = max(abs(first), abs(first + step * known.count))
     total = int(np.abs(found.whole).reshape(len(found.whole), -1).sum(axis=1).max()) * top
     if total >= EXACT_BELOW:
-        return f"{said}, integers that may pass 2^24, above which float32 rounds them"
+        return f"{said}, integers that may exceed 2^24, above which float32 rounds them"
     return f"{said}, integers of at most {total:,}"

@@ -145,13 +145,13 @@ def why_not(node: Node, graph: Graph) -> str:
     if any(i not in graph.constants for i in node.inputs[1:] if i):
         return "its weights are computed at run time"
     if any(len(k.shape) != 4 or k.dtype != "float32" for k in kinds):
-        return "it is not of images of float32"
+        return "its data are not float32 images"
     if not all(isinstance(d, int) for k in kinds for d in k.shape[1:]):
-        return "its data has a size that is not known"
+        return "its data has an unknown size"
     if node.attrs.get("output_shape") or node.attrs.get("auto_pad", "NOTSET") != "NOTSET":
         return "its padding follows from `output_shape` or `auto_pad`"
     if not all(p.taps for axis in _axes(node, graph) for p in axis):
-        return "some of its outputs read no data: its stride steps over its kernel"
+        return "some of its outputs read no data: its stride is larger than its kernel"
     return ""
 
 

@@ -51,8 +51,9 @@ def described(folder: Path) -> dict[str, Any]:
                     "cpu": record.cpu,
                     "trials": int(notes.get(workload, {}).get("trials", len(own))),
                     "records": len(own),
-                    "best_us": record.seconds * 1e6,
-                    "default_us": at_default[-1] * 1e6 if at_default else None,
+                    "best": record.seconds * 1e6,
+                    "default": at_default[-1] * 1e6 if at_default else None,
+                    "unit": "instructions" if _counts(folder) else "us",
                     "point": text(record.point),
                 }
             )
@@ -62,6 +63,11 @@ def described(folder: Path) -> dict[str, Any]:
 
 def _target(folder: Path) -> str:
     return folder.name.split(".")[0]
+
+
+def _counts(folder: Path) -> bool:
+    """Return whether the records of a folder count instructions instead of time."""
+    return folder.name.endswith(".instructions")
 
 
 def _default(folder: Path, workload: Workload) -> dict[str, int] | None:
@@ -108,7 +114,7 @@ def prune(folder: Path, keep: int) -> int:
     TuningError
         If another process writes there.
     """
-    gain = MIN_GAIN_STAND_IN if folder.name.endswith(".instructions") else MIN_GAIN
+    gain = MIN_GAIN_STAND_IN if _counts(folder) else MIN_GAIN
     with Writer(folder) as writer:
         said = [entry for entry in writer.log.index if "session" in entry]
         kept: set[int] = set()

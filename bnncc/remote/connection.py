@@ -149,7 +149,7 @@ def _connected(address: Address, what: str, hint: str) -> socket.socket:
     except socket.gaierror as error:
         raise DeviceError(f"{address}: unknown host name") from error
     except ConnectionRefusedError as error:
-        raise DeviceError(f"{address}: no {what} listens there", hint=hint) from error
+        raise DeviceError(f"{address}: no {what} answers", hint=hint) from error
     except TimeoutError as error:
         raise DeviceError(f"{address}: no answer for {CONNECT_SECONDS:g} s", hint=hint) from error
     except (OSError, UnicodeError) as error:
@@ -187,8 +187,8 @@ def open_session(address: Address, key: str, *, from_tracker: bool = False) -> s
         If the device is missing or busy, or is something else.
     """
     hint = (
-        "start the server of its kit there: rpc_server --port N; it takes connections of its own "
-        "machine only, unless started with --host"
+        "start the kit's server on the device: rpc_server --port N; it accepts connections from "
+        "other machines only with --host"
     )
     until = time.monotonic() + _BUSY_SECONDS
     while True:
@@ -204,7 +204,9 @@ def open_session(address: Address, key: str, *, from_tracker: bool = False) -> s
     if code == _BUSY:
         raise DeviceError(f"{address}: the device is busy {text}", hint="try again later")
     if code == _MISMATCH and from_tracker:
-        raise DeviceError(f"{address}: the device expects no connection any more", hint="try again")
+        raise DeviceError(
+            f"{address}: the device no longer accepts this connection", hint="try again"
+        )
     if code == _MISMATCH:
         raise DeviceError(
             f"{address}: the device does not take clients with key `{key}`",

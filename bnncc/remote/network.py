@@ -92,9 +92,9 @@ def check_where(
     if (rpc is None) == (tracker is None):
         raise UsageError("a device needs either an address (--rpc) or a tracker (--tracker)")
     if timeout <= 0:
-        raise UsageError(f"timeout is {timeout:g}, wanted seconds above 0")
+        raise UsageError(f"timeout is {timeout:g}, expected seconds above 0")
     if tracker is not None and key is None:
-        raise UsageError("--tracker needs --key, the kind of device to ask it for")
+        raise UsageError("--tracker needs --key, the key of the device to request")
 
 
 class Device:
@@ -206,7 +206,7 @@ class Device:
             if self._link.lost:
                 raise
             raise ArtifactError(
-                str(error), hint="is the artifact for another architecture than the device's?"
+                str(error), hint="is the artifact for the architecture of the device?"
             ) from error
         with contextlib.suppress(DeviceError), self.speaking("removing the file"):
             self._rpc.remove(name)  # loaded, it is no longer needed
@@ -259,7 +259,7 @@ class Device:
             if self._link.lost:
                 raise DeviceError(
                     f"{self.address}: lost the device while {doing}: {self._link.lost}",
-                    hint="see what its server printed",
+                    hint="see the output of its server",
                 ) from error
             line = text.splitlines()[-1] if text else type(error).__name__
             raise DeviceError(f"{self.address}: {doing} failed: {line[:300]}") from error

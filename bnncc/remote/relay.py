@@ -92,7 +92,7 @@ class Relay:
                     else:
                         reason = "it closed the connection"
                 elif self._heard < self._spoke < time.monotonic() - self._silence:
-                    reason = f"it said nothing for {self._silence:g} s"
+                    reason = f"it did not respond for {self._silence:g} s"
         except OSError as error:
             reason = error.strerror or str(error)
         if not self._client_gone:

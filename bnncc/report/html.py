@@ -333,7 +333,7 @@ def _time(kernels: Sequence[Row], bench: Mapping[str, Any] | None) -> list[Marku
         f"{_us(bench['network']['median_us'])}."
         if bench is not None
         else "Estimated for one thread from what each kernel multiplies and moves, within a factor "
-        "of two or so. `bnncc bench --json` measures; give its output to `--bench`."
+        "of about two. `bnncc bench --json` measures; give its output to `--bench`."
     )
     slow = sorted(kernels, key=lambda row: -(row.us or 0))
     most = slow[0].us or 1

@@ -127,7 +127,7 @@ def _totals(
     parts = ("code", "binary", "float", "selfcheck", "manifest")
     lines = [
         ("layers", f"{', '.join(kinds)} multiply-adds"),
-        ("kernels", f"{summary['kernels']}, of them {summary['tuned']} tuned"),
+        ("kernels", f"{summary['kernels']}, {summary['tuned']} tuned"),
         ("time", _time(found, bench)),
         (
             "memory",

@@ -44,7 +44,7 @@ def read_examples(
     Raises
     ------
     InputError
-        If a file does not hold what is wanted.
+        If a file does not hold class numbers.
     UsageError
         If the network has an input without a batch axis.
     """
@@ -102,7 +102,9 @@ def accuracy(
     labels = labels.reshape(-1)
     count = len(next(iter(inputs.values())))
     if len(labels) != count or not count:
-        raise InputError(f"{len(labels)} labels for {count} examples, wanted as many, at least 1")
+        raise InputError(
+            f"{len(labels)} labels for {count} examples, expected one per example, and at least one"
+        )
     output = _output(artifact, scores)
     size = _batch(artifact) or min(_BATCH, count)
     correct = 0
@@ -120,9 +122,9 @@ def accuracy(
 
 def _check_labels(where: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
     if dtype.kind not in "iu":
-        raise InputError(f"{where}: dtype is {dtype.name}, wanted integers, the class numbers")
+        raise InputError(f"{where}: dtype is {dtype.name}, expected integers, the class numbers")
     if not shape or math.prod(shape[1:]) != 1:
-        raise InputError(f"{where}: shape is {list(shape)}, wanted one class number per example")
+        raise InputError(f"{where}: shape is {list(shape)}, expected one class number per example")
 
 
 def first_batch(artifact: Artifact, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -159,7 +161,7 @@ def _output(artifact: Artifact, scores: str | None) -> str:
         return scores
     found = "several outputs" if scores is None else f"no output `{scores}`"
     raise UsageError(
-        f"the network has {found}, wanted the one with the scores: {', '.join(names)}",
+        f"the network has {found}, expected the one with the scores: {', '.join(names)}",
         hint="give it with --scores NAME",
     )
 
@@ -168,14 +170,17 @@ def _classes(made: np.ndarray, output: str, size: int, wanted: np.ndarray) -> np
     """Return the class of each example, -1 where a score is NaN."""
     if not made.ndim or len(made) != size or made.size != size * max(made.shape[1:], default=1):
         raise InputError(
-            f"output `{output}` has shape {list(made.shape)}, wanted a score per example and class"
+            f"output `{output}` has shape {list(made.shape)}, "
+            "expected a score per example and class"
         )
     made = made.reshape(size, -1)
     classes = made.shape[1]
     if classes == 1 and made.dtype.kind in "iu":  # the network decides itself
         return made[:, 0]
     if classes == 1:
-        raise InputError(f"output `{output}` has one score per example, wanted one for each class")
+        raise InputError(
+            f"output `{output}` has one score per example, expected one for each class"
+        )
     if outside := [int(label) for label in wanted if not 0 <= label < classes]:
         raise InputError(f"label {outside[0]} is not one of the {classes} classes of `{output}`")
     return np.where(np.isnan(made).any(axis=1), -1, made.argmax(axis=1))

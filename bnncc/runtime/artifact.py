@@ -362,7 +362,7 @@ def check_names(
     """
     if not isinstance(given, Mapping):
         raise InputError(
-            f"{source}{what}s are of type {type(given).__name__}, wanted arrays by name",
+            f"{source}{what}s are of type {type(given).__name__}, expected arrays by name",
             hint=f"{what}s are: {', '.join(map(str, infos)) or 'none'}",
         )
     wanted = [t.name for t in infos]

@@ -73,7 +73,7 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[str, bytes]]:
         If the file is missing, damaged, or of a format this version does not know.
     """
     if not isinstance(path, str | os.PathLike):
-        raise ArtifactError(f"path is of type {type(path).__name__}, wanted str or Path")
+        raise ArtifactError(f"path is of type {type(path).__name__}, expected str or Path")
     kind = kind_of(path)
     if kind in MODELS:
         raise ArtifactError(f"{path}: this is {kind}; `bnncc compile` it first")
@@ -123,12 +123,12 @@ def _read_members(file: BinaryIO, path: str) -> dict[str, bytes]:
         if info.size < 0 or info.size > left:
             raise _damaged(path, f"`{name}` is truncated")
         if name == MANIFEST and info.size > _MAX_MANIFEST:
-            raise _damaged(path, "the manifest is absurdly large")
+            raise _damaged(path, "the manifest is too large")
         found[name] = file.read(info.size)
         if len(found[name]) != info.size:
             raise _damaged(path, f"`{name}` is truncated")
         if file.read(padded - info.size).strip(b"\0"):
-            raise _damaged(path, f"something stands behind `{name}`")
+            raise _damaged(path, f"unexpected data after `{name}`")
         left -= padded
     # tar itself fills its last record with zeros; anything else is not ours.
     end = file.read(_RECORD + 1)

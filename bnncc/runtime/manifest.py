@@ -215,15 +215,15 @@ def check_machine(content: Mapping[str, Any], path: str, machine: Machine) -> No
     if wanted != found:
         raise TargetError(
             f"{path}: is for {wanted} ({target['name']}), {machine.name} is {found}",
-            hint="`bnncc compile --target` chooses; `bnncc targets` lists all",
+            hint="choose another with `bnncc compile --target`; `bnncc targets` lists all",
         )
     if codes := target["spec"].get("gpus", ()):
         here = machine.name == "this machine"
-        why = gpus.missing(codes) if here else "GPUs are not reached over RPC"
+        why = gpus.missing(codes) if here else "GPUs cannot be used over RPC"
         if why:
             raise TargetError(
                 f"{path}: needs an NVIDIA GPU for {', '.join(codes)}, but {why}",
-                hint="`bnncc compile --target` chooses; `bnncc targets` lists all",
+                hint="choose another with `bnncc compile --target`; `bnncc targets` lists all",
             )
     missing = sorted(set(target["features"]) - machine.features)
     if missing:

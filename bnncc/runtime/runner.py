@@ -112,7 +112,7 @@ def bench(
         If `repeat` is not positive, or the network has another batch.
     """
     if repeat < 1:
-        raise UsageError(f"repeat is {repeat}, wanted 1 or more")
+        raise UsageError(f"repeat is {repeat}, expected 1 or more")
     artifact = Artifact.of(artifact)
     sizes = {} if batch is None else _batch_of(artifact, batch)
     if artifact.device is None:
@@ -264,12 +264,12 @@ def bench_text(result: Mapping[str, Any]) -> str:
         + f" ({report.plural(result['repeat'], 'run')}, "
         + f"{report.plural(result['threads'], 'thread')})",
         (
-            f"kernels  {total:.2f} us in all, each timed alone; "
+            f"kernels  {total:.2f} us in total, each timed alone; "
             if result["kernels"]
             else "rate     "
         )
-        + f"{network['macs_per_second'] / 1e9:.1f} Gmac/s of the network's median",
-        f"batch    {network['batch']}, {network['items_per_second']:,.1f} items/s at the median",
+        + f"{network['macs_per_second'] / 1e9:.1f} Gmac/s at the network's median",
+        f"batch    {network['batch']}, {network['items_per_second']:,.0f} items/s at the median",
     ]
     return "\n".join(lines).lstrip("\n")
 

@@ -61,10 +61,10 @@ def check_tensor(
         return
     where = f"{source}{what} `{info.name}`"
     if dtype.kind not in "biufcV":
-        raise InputError(f"{where} holds {_NO_NUMBERS[dtype.kind]}, wanted {info.dtype}")
+        raise InputError(f"{where} holds {_NO_NUMBERS[dtype.kind]}, expected {info.dtype}")
     if dtype != info.dtype:
         raise InputError(
-            f"{where} has dtype {dtype.name}, wanted {info.dtype}",
+            f"{where} has dtype {dtype.name}, expected {info.dtype}",
             hint=f"convert it: array.astype('{info.dtype}')",
         )
     wanted = ", ".join(map(str, info.shape))
@@ -73,13 +73,13 @@ def check_tensor(
         for got, dim in zip(shape, info.shape, strict=True)
     )
     if not fits:
-        raise InputError(f"{where} has shape [{', '.join(map(str, shape))}], wanted [{wanted}]")
+        raise InputError(f"{where} has shape [{', '.join(map(str, shape))}], expected [{wanted}]")
     for got, dim in zip(shape, info.shape, strict=True):
         if isinstance(dim, str) and not dim.isidentifier():
             if symbols_of(dim) <= symbols.keys():
                 size = evaluated(dim, lambda s: symbols[s][0])
                 if size != got:
-                    raise InputError(f"{where}: dimension `{dim}` is {got}, wanted {size}")
+                    raise InputError(f"{where}: dimension `{dim}` is {got}, expected {size}")
         elif isinstance(dim, str):
             before, first = symbols.setdefault(dim, (got, info.name))
             if before != got:
@@ -162,7 +162,7 @@ class Session:
         if info.datatype:
             _require_declared(info, array)
         if info.limits is not NO_LIMITS:
-            why = f"wanted {info.limits}: an index or a divisor in the model"
+            why = f"expected {info.limits}: an index or a divisor in the model"
             _refuse_any(info, array, info.limits.broken(array), why)
         return self._placed(info, owner, array)
 
@@ -401,7 +401,7 @@ class GpuSession(CopyingSession):
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Return an uninitialised array that starts at a multiple of `ALIGNMENT` bytes."""
+    """Return an uninitialized array that starts at a multiple of `ALIGNMENT` bytes."""
     count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     raw = np.empty(count + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
@@ -411,7 +411,9 @@ def aligned_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 def _check_place(info: TensorInfo, array: Any, symbols: dict[str, tuple[int, str]]) -> None:
     """Refuse an array that an output cannot be written to."""
     if not isinstance(array, np.ndarray):
-        raise InputError(f"output `{info.name}` is a {type(array).__name__}, wanted a NumPy array")
+        raise InputError(
+            f"output `{info.name}` is a {type(array).__name__}, expected a NumPy array"
+        )
     check_tensor(info, array.shape, array.dtype, symbols, what="output")
     if not (array.flags.c_contiguous and array.flags.writeable):
         raise InputError(f"the array for output `{info.name}` is not contiguous and writeable")
@@ -429,7 +431,7 @@ def _view(info: TensorInfo, value: Any) -> np.ndarray:
     """Return a DLPack tensor as an array over the same memory."""
     if not hasattr(value, "__dlpack__"):
         raise InputError(
-            f"input `{info.name}` is a {type(value).__name__}, wanted an array",
+            f"input `{info.name}` is a {type(value).__name__}, expected an array",
             hint=f"numpy.asarray(value, '{info.dtype}')",
         )
     if hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] != _CPU:

@@ -1,4 +1,4 @@
-"""Normalise dense layers to Gemm(data, constant (inputs, units), constant (units,))."""
+"""Normalize dense layers to Gemm(data, constant (inputs, units), constant (units,))."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def _try(node: Node, graph: Graph, producers: dict[str, Node], operands: str) ->
     weight = graph.constants[node.inputs[1]].astype(np.float64)
     shape = graph.types[node.inputs[0]].shape
     if len(shape) != 4 or not all(isinstance(d, int) for d in shape[1:]):
-        return "its data are no image"
+        return "its data are not an image"
     if int(node.attrs.get("group", 1)) != 1:
         return "it has groups"
     if tuple(node.attrs.get("dilations", (1, 1))) != (1, 1):
@@ -113,7 +113,7 @@ def _try(node: Node, graph: Graph, producers: dict[str, Node], operands: str) ->
         middle = -found.bias / found.scale
         zeros = np.clip(np.rint(middle), 0, 255)
         if any(found.pads) and (np.abs(zeros - middle) > 0.5).any():
-            return "no byte stands for the 0 that it pads with"
+            return "no byte represents the 0 that it pads with"
         zero_points = tuple(int(z) for z in zeros)
         weight = weight * found.scale.reshape(1, -1, 1, 1)
     if operands == "int8":
@@ -170,5 +170,5 @@ def _source(node: Node, graph: Graph, producers: dict[str, Node]) -> _Data | str
     while (move := producers.get(source)) is not None and move.op in _MOVES:
         source = move.inputs[0]
     if source not in graph.inputs or graph.types[name].dtype != "float32":
-        return f"its data are computed (`{name}`); take the image as bytes, or normalise it outside"
+        return f"its data are computed (`{name}`); take the image as bytes, or normalize it outside"
     return _Data(name, four, np.ones(channels), np.zeros(channels))

@@ -58,9 +58,9 @@ def _why_not(node: Node, graph: Graph) -> str:
         return "its weights are computed at run time"
     rank = 4 if node.op == "Conv" else 2
     if len(graph.types[node.inputs[0]].shape) != rank:
-        return f"its data have not {rank} dimensions"
+        return f"its data do not have {rank} dimensions"
     if graph.types[node.inputs[0]].dtype != "float32" or node.attrs.get("transA"):
-        return "its data are no float32"
+        return "its data are not float32"
     if int(node.attrs.get("group", 1)) != 1:
         return "it has groups"
     return ""

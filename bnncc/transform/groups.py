@@ -131,7 +131,7 @@ def _write_node(event: Event, writer: Writer) -> None:
     if node.op == ROUND:  # affects thresholds only: stored values are computed in float32
         return
     if node.op == "BatchNormalization":
-        writer.normalised(*centred_affine(node, graph))
+        writer.normalized(*centred_affine(node, graph))
         return
     if (affine := affine_of(node, graph, group.channels, rank)) is not None:
         writer.affine(*affine)
@@ -201,8 +201,8 @@ def _write_sign(
     zero = kind == "mid" and not proven
     if kind == "mid":
         physical.graph.sign_zero[node.name] = (
-            "zeros may occur: they travel in a plane of their own, and layers that read it take "
-            "the plain kernel while it is empty"
+            "zeros may occur: a second plane marks them, and layers that read it use the ordinary "
+            "kernel while it is empty"
             if zero
             else "no accumulator value gives zero: one plane"
         )

@@ -63,7 +63,7 @@ def take_uint8(graph: Graph, inputs: Sequence[Uint8Input]) -> None:
         if axis == 3 and item.layout == "nhwc":
             raise UsageError(
                 f"--input-uint8: `{item.name}` has shape {list(kind.shape)}, channels last",
-                hint="leave :nhwc out, it is the model's own order",
+                hint="omit :nhwc: it is the model's own order",
             )
         channels = kind.shape[axis]
         for what, values in (("mean", item.mean), ("scale", item.scale)):
@@ -154,7 +154,7 @@ def transform_input(graph: Graph, transform: InputTransform | None) -> None:
     ]  # fmt: skip
     name = transform.name or (images[0] if len(images) == 1 else "")
     if name not in images:
-        found = f"`{name}` is no float32 image" if name else f"{len(images)} inputs are images"
+        found = f"`{name}` is not a float32 image" if name else f"{len(images)} inputs are images"
         raise UsageError(
             f"{option}: {found}",
             hint=f"name one in front of it, NAME={transform.kind}...: {', '.join(graph.inputs)}",
@@ -165,8 +165,8 @@ def transform_input(graph: Graph, transform: InputTransform | None) -> None:
     if channels not in wanted or not isinstance(height, int) or not isinstance(width, int):
         counts = " or ".join(map(str, wanted))
         raise UsageError(
-            f"{option}: input `{name}` has shape {list(kind.shape)}, {counts} channels of known "
-            "sizes are wanted"
+            f"{option}: input `{name}` has shape {list(kind.shape)}, "
+            f"expected {counts} channels of known sizes"
         )
     bits = graph.fresh(f"{name}.bits")
     for node in graph.nodes:

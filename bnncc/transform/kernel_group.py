@@ -147,7 +147,7 @@ class Writer:
         else:
             self.scale, self.offset = self.scale * scale, self.offset * scale + offset
 
-    def normalised(self, mean: np.ndarray, scale: np.ndarray, beta: np.ndarray) -> None:
+    def normalized(self, mean: np.ndarray, scale: np.ndarray, beta: np.ndarray) -> None:
         """Defer ``scale * (v - mean) + beta``, by channel."""
         met = (mean != 0) & (mean == np.rint(mean)) & _shows(scale * mean, beta)
         if self.dot is None or not met.any():

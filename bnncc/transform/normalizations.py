@@ -31,7 +31,7 @@ def join_normalizations(graph: Graph) -> bool:
     def rule(node: Node, state: Walk) -> Result:
         if graph.types[node.outputs[0]].dtype != "float32":
             return None
-        made = _scaled(node, state, readers) or _normalised(node, state, readers)
+        made = _scaled(node, state, readers) or _normalized(node, state, readers)
         return None if made is None else [made]
 
     changed = walk(graph, rule)
@@ -40,7 +40,7 @@ def join_normalizations(graph: Graph) -> bool:
     return changed
 
 
-def _normalised(node: Node, state: Walk, readers: Readers) -> Node | None:
+def _normalized(node: Node, state: Walk, readers: Readers) -> Node | None:
     """Return the fused node for a normalization without scale and bias, or for an ONNX operator."""
     made = node.outputs[:1]
     if node.op in ("LayerNormalization", "Softmax") and not any(node.outputs[1:]):

@@ -66,8 +66,8 @@ class Pass:
     """Name in dumps and timing tables."""
     run: Callable[[Graph, Compilation], object]
     """Modifies the graph in place, or returns its replacement."""
-    why: str
-    """Purpose, in a few words."""
+    purpose: str
+    """What it does, in a few words, for dumps and timing tables."""
 
 
 def _binarize(graph: Graph, made: Compilation) -> None:
@@ -94,43 +94,63 @@ def _normalizations(graph: Graph, made: Compilation) -> None:
 
 
 PASSES = (
-    Pass("simplify", lambda g, c: simplify(g, c.trace), "one spelling of each pattern"),
-    Pass("ramps", lambda g, c: recognise_ramps(g), "sums of bent lines are clips"),
+    Pass("simplify", lambda g, c: simplify(g, c.trace), "bring equivalent patterns to one form"),
+    Pass(
+        "ramps",
+        lambda g, c: recognise_ramps(g),
+        "replace sums of ReLU, Abs and such that equal a Clip",
+    ),
     Pass(
         "signs",
         lambda g, c: recognise_signs(g, sign_zero=c.options.sign_zero),
-        "decisions, in all their spellings, are signs",
+        "recognise sign() in every form",
     ),
-    Pass("channel scales", lambda g, c: split_channel_scales(g), "a scale for each channel"),
-    Pass("quantizers", lambda g, c: recognise_quantizers(g), "roundings to few numbers are levels"),
-    Pass("few values", lambda g, c: read_again(g), "few values of any other origin are too"),
-    Pass("transposed", lambda g, c: split_transposed(g), "transposed convolutions are ordinary"),
     Pass(
-        "left weights", lambda g, c: turn_left_weights(g), "layers have their weights on the right"
+        "channel scales",
+        lambda g, c: split_channel_scales(g),
+        "split per-channel scales off quantizers",
     ),
-    Pass("row scales", lambda g, c: move_row_scales(g), "products read the levels of rows"),
-    Pass("whole sums", lambda g, c: drop_integer_casts(g), "sums of integers are exact floats"),
-    Pass("rows", lambda g, c: flatten_rows(g), "batches of matrices are one matrix"),
-    Pass("moves", lambda g, c: commute_moves(g), "moving bits costs less than moving numbers"),
-    Pass("products", _products, "both operands of a product may be computed"),
-    Pass("pads", lambda g, c: commute_pads(g), "padding bits costs less"),
-    Pass("bytes", lambda g, c: compare_bytes(g), "signs of bytes compare the bytes"),
-    Pass("offsets", lambda g, c: split_offsets(g), "weights of two values are signs and a sum"),
-    Pass("binarize", _binarize, "the layers of bits and of levels"),
-    Pass("pools", lambda g, c: commute_pools(g), "the maximum of bits costs less"),
-    Pass("siblings", lambda g, c: merge_siblings(g), "layers that read the same are one"),
-    Pass("plain", lambda g, c: write_plain(g), "what no kernel took is ONNX's again"),
+    Pass("quantizers", lambda g, c: recognise_quantizers(g), "recognise quantizers"),
+    Pass("few values", lambda g, c: read_again(g), "recognise other tensors of few values"),
+    Pass(
+        "transposed",
+        lambda g, c: split_transposed(g),
+        "write transposed convolutions as ordinary ones",
+    ),
+    Pass(
+        "left weights",
+        lambda g, c: turn_left_weights(g),
+        "move weights to the right operand of products",
+    ),
+    Pass("row scales", lambda g, c: move_row_scales(g), "apply per-row scales after products"),
+    Pass("whole sums", lambda g, c: drop_integer_casts(g), "drop casts of integer-valued tensors"),
+    Pass("rows", lambda g, c: flatten_rows(g), "merge batches of matrices into one matrix"),
+    Pass("moves", lambda g, c: commute_moves(g), "move signs before flattening"),
+    Pass("products", _products, "recognise products of two computed tensors"),
+    Pass("pads", lambda g, c: commute_pads(g), "move signs before padding"),
+    Pass("bytes", lambda g, c: compare_bytes(g), "compare the bytes of an image, not floats"),
+    Pass(
+        "offsets",
+        lambda g, c: split_offsets(g),
+        "write weights of two values as signs and an offset",
+    ),
+    Pass("binarize", _binarize, "choose how each layer is computed"),
+    Pass("pools", lambda g, c: commute_pools(g), "move signs before max-pooling"),
+    Pass("siblings", lambda g, c: merge_siblings(g), "merge binary layers of the same data"),
+    Pass(
+        "plain", lambda g, c: write_plain(g), "write quantizers outside kernels as ONNX operators"
+    ),
     Pass(
         "normalizations",
         _normalizations,
-        "rows are normalised by one kernel",
+        "fuse normalizations, softmax and rotary embeddings",
     ),
     Pass(
         "fuse",
         lambda g, c: fuse(g, c.options.float_conv, c.target, c.records, c.options.float_products),
-        "chains of nodes are kernels: the physical graph",
+        "fuse chains of nodes into kernels",
     ),
-    Pass("in place", lambda g, c: store_in_place(g), "residuals are added where they lie"),
+    Pass("in place", lambda g, c: store_in_place(g), "add residuals in place"),
 )
 """The passes, in order; docs/exactness.md explains why each preserves the model's results."""
 
@@ -157,7 +177,7 @@ def to_physical(graph: Graph, made: Compilation) -> Graph:
         Options and target; receives the findings.
     """
     for step in PASSES:
-        with made.trace.timed(step.name):
+        with made.trace.timed(step.name, step.purpose):
             other = step.run(graph, made)
         graph = other if isinstance(other, Graph) else graph
         made.trace.graph(step.name, graph)

@@ -1,4 +1,4 @@
-"""Canonicalise an imported graph, so that later passes meet one form of each pattern."""
+"""Canonicalize an imported graph, so that later passes meet one form of each pattern."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def simplify(graph: Graph, trace: Trace | None = None) -> None:
         fold(graph)
     else:
         trace.warnings.append(
-            f"simplify: stopped after {_ROUNDS} rounds while the graph still changed: right, but "
-            "perhaps slower than it could be"
+            f"simplify: stopped after {_ROUNDS} rounds while the graph still changed: correct, but "
+            "perhaps slower than necessary"
         )
     settle_outputs(graph)
     graph.prune()
@@ -329,8 +329,8 @@ def _clip(node: Node, state: Walk) -> Result:
 def _batch_norm(node: Node, state: Walk) -> Result:
     if any(state.value(i) is None for i in node.inputs[1:5]):
         raise UnsupportedOp(
-            f"BatchNormalization `{node.name}`: its parameters are computed at run time; constants "
-            "are wanted"
+            f"BatchNormalization `{node.name}`: its parameters are computed at run time; "
+            "expected constants"
         )
     return None
 

@@ -165,7 +165,7 @@ def _check(target: TargetSpec, device: dict[str, Any] | None, method: str) -> No
     elif device is None and not runs_here(target):
         raise TuningError(
             f"this machine cannot run {target.name}",
-            hint="tune where such a GPU is: GPUs are not reached over RPC"
+            hint="tune on a machine with such a GPU: GPUs cannot be used over RPC"
             if target.gpus
             else "measure on a device: --rpc HOST:PORT, or --tracker HOST:PORT --key K"
             + ("; or --measure instructions" if arm else ""),
@@ -262,7 +262,7 @@ def text(result: dict[str, Any], folder: Path) -> str:
         line += f"; network {before:.2f} us before, {after:.2f} us after: {gain.text}"
         line += f", so the {'tuned tiles' if gain.faster else 'defaults'} are kept"
     elif any(kernel["gain"] for kernel in result["kernels"]):
-        line += "; no kernel won its race, so the defaults are kept"
+        line += "; no tuned schedule was faster in interleaved runs, so the defaults are kept"
     return f"{line} (use them: `bnncc compile --tuning-dir {os.fspath(folder)}`)"
 
 

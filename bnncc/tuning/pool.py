@@ -193,7 +193,7 @@ class Pool:
             reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             if not process.ready:
                 self.close()
-                raise TuningError(f"a worker ended as it started: {reason}")
+                raise TuningError(f"a worker ended while starting: {reason}")
             self._fail(process, batch, f"crashed: {reason}")
             return
         self._take(process, json.loads(line), batch)

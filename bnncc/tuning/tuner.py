@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -342,7 +341,7 @@ class Tuner:
                 gain = race.Gain.of(*([min(times) for times in turns] for turns in found))
                 faster = gain.faster
             else:
-                self.console.warning(f"{own.workload.name}: cannot be measured in turns")
+                self.console.warning(f"{own.workload.name}: cannot be measured in interleaved runs")
         for task in layer:
             task.kept, task.raced, task.gain = "", task.trials, gain
         if faster:
@@ -396,19 +395,19 @@ def summary(result: Result) -> dict[str, Any]:
     }
 
 
-WIDTH = 24
+WIDTH = 20
 """Characters of the bar."""
 
 
 class Progress:
-    """Shows trials done, the kernel at hand with its best so far, and the time left.
+    """Shows the trials done, the current kernel with its best so far, and the time left.
 
     Parameters
     ----------
     total : int
-        Trials that are wanted.
+        Requested trials.
     until : float or None
-        `time.monotonic` when it ends in any case.
+        `time.monotonic()` after which no trial starts.
     unit : str
         ``s`` if seconds are measured, else what is counted.
     """
@@ -416,25 +415,23 @@ class Progress:
     def __init__(self, console: Console, total: int, until: float | None, unit: str) -> None:
         self.console, self.total, self.until, self.unit = console, total, until, unit
         self.started = time.monotonic()
-        self.bar = sys.stderr.isatty() and console.verbosity >= 0
         self.first: int | None = None
 
     def show(self, done: int, task: Task) -> None:
-        """Say how far it is after a batch for `task`."""
+        """Show the progress after a batch for `task`."""
         if self.first is None:
             self.first = done
         text = f"{done}/{self.total} {task.workload.name}: {self.best(task)}, {self._left(done)}"
-        if self.bar:
+        if self.console.live:
             filled = WIDTH * done // max(1, self.total)
-            bar = f"[{'#' * filled}{'.' * (WIDTH - filled)}] {text}"
-            print(f"\r\x1b[K{bar[:118]}", end="", file=sys.stderr, flush=True)
+            self.console.status(f"[{'#' * filled}{'.' * (WIDTH - filled)}] {text}")
         else:
             self.console.result(text)
 
     def end(self, tasks: Sequence[Task]) -> None:
         """Leave the best of every kernel on the screen."""
-        if self.bar:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        if self.console.live:
+            self.console.status("")
         for task in tasks:
             trials = "1 trial" if task.trials == 1 else f"{task.trials} trials"
             text = f"{task.workload.name}: {self.best(task)}, {trials}"
@@ -446,11 +443,11 @@ class Progress:
         if task.kept is None:
             return ""
         if not task.kept:
-            return "; another order of the weights is kept"
-        race = "" if task.gain is None else f"; race: {task.gain.text}"
+            return "; kept another weight order"
+        race = "" if task.gain is None else f"; interleaved runs: {task.gain.text}"
         if task.kept == key_of(task.space.default):
             return f"{race}; kept the default"
-        return f"{race}; the tuned tile wins"
+        return f"{race}; kept the tuned schedule"
 
     def best(self, task: Task) -> str:
         """Return the best so far of `task`, beside the default."""

@@ -1,7 +1,7 @@
 """The inputs of a network's checks, and the expected outputs.
 
-How many checks there are, and how much of the outputs they know, follows from what the graph costs
-to evaluate, by an estimate that is the same on every machine.
+The number of checks, and how much of the outputs they cover, depend on the estimated cost of
+evaluating the graph; the estimate is the same on every machine.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _ELEMENTS_A_SECOND = 4e8
 
 
 class SelfCheck:
-    """The inputs that a network is checked on, with their right outputs.
+    """The inputs on which a network is checked, and the correct outputs.
 
     Parameters
     ----------
     graph : Graph
         As loaded.
     seed : int
-        Other seeds, other inputs.
+        Seed of the inputs.
     """
 
     def __init__(self, graph: Graph, seed: int) -> None:
@@ -66,13 +66,13 @@ class SelfCheck:
 
     @functools.cached_property
     def coarse(self) -> dict[str, float]:
-        """How far outputs may be off that depend on tensors of half precision."""
+        """Tolerance of outputs that depend on tensors of half precision."""
         table = coarseness(self._graph)
         return {name: table[name] for name in self._graph.outputs if name in table}
 
     @functools.cached_property
     def checks(self) -> list[Check]:
-        """All checks: as many as can be had in the time, by the size of the graph alone.
+        """All checks: as many as fit into the time, estimated from the graph alone.
 
         Inputs that a network cannot be judged by, for it makes infinities or no numbers of them,
         are left out, unless there are no others.
@@ -84,7 +84,7 @@ class SelfCheck:
         return finite or made[:1]
 
     def _tells_much(self) -> bool:
-        """Whether outputs are more than a few integers, such as the number of a class."""
+        """Whether outputs hold more than a few integers, such as a class number."""
         kinds = [
             (self._graph.types[o].dtype, _elements(self._graph, o)) for o in self._graph.outputs
         ]
@@ -108,28 +108,28 @@ class SelfCheck:
         return styles[number % len(styles)], self._seed + number
 
     def values(self, number: int, tensors: Iterable[str]) -> dict[str, np.ndarray]:
-        """Return what the graph makes of the inputs of a check, which need not be known again.
+        """Evaluate the graph on the inputs of a check, without keeping the result.
 
         Parameters
         ----------
         number : int
-            Of the check.
+            Number of the check.
         tensors : iterable of str
-            Which values are wanted, beside the outputs.
+            Which values to return, beside the outputs.
         """
         found = evaluate(self._graph, self.inputs(number), tensors)
         self._evaluated[number] = {name: found[name] for name in self._graph.outputs}
         return found
 
     def check(self, number: int) -> Check:
-        """Return the check of a number; every one is another."""
+        """Return the check with a number; each number gives a different check."""
         feeds = self.inputs(number)
         if number in self._evaluated:
             return Check(feeds, self._evaluated[number], *self._drawn(number), coarse=self.coarse)
         return replace(self._of(feeds, number), style=self._drawn(number)[0])
 
     def _of(self, feeds: Mapping[str, np.ndarray], number: int) -> Check:
-        """Evaluate the graph, or as much of it as can be afforded."""
+        """Evaluate the graph, or as much of it as the time limit allows."""
         seed = self._seed + number
         if not self._parts:
             return Check(feeds, evaluate(self._graph, feeds), seed=seed, coarse=self.coarse)
@@ -139,7 +139,7 @@ class SelfCheck:
         return Check(feeds, outputs, seed=seed, places=places, coarse=self.coarse)
 
     def repeated(self, limit: int) -> tuple[dict[str, np.ndarray], Check]:
-        """Return a check whose inputs repeat what is stored of them, for those who cannot draw.
+        """Return a check whose inputs repeat stored values, for devices that cannot draw numbers.
 
         Parameters
         ----------
@@ -149,7 +149,7 @@ class SelfCheck:
         Returns
         -------
         stored : dict of str to ndarray
-            The inputs, or values that fill them one behind the other, again and again.
+            The inputs, or values that are repeated to fill them.
         check : Check
             With whole inputs.
         """
@@ -164,7 +164,7 @@ class SelfCheck:
         return stored, self.check(0) if same else self._of(feeds, 0)
 
     def pair(self, number: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return inputs and right outputs by name, all of them; every `number` gives others."""
+        """Return whole inputs and correct outputs by name; each `number` gives different ones."""
         feeds = self.inputs(number)
         return feeds, evaluate(self._graph, feeds)
 
@@ -200,16 +200,16 @@ def parts(graph: Graph, seconds: float, count: int) -> list[Region]:
     Parameters
     ----------
     graph : Graph
-        Its shapes are numbers.
+        With fixed shapes.
     seconds : float
-        What one of them may take by `cost`.
+        Limit of the estimated time (`cost`) of a part.
     count : int
-        How many; images have a corner each, the first and the last one first.
+        Number of parts. Each is a corner of an image; the first and the last image come first.
 
     Returns
     -------
     list of Region
-        None if no part costs less than half of the whole.
+        Empty if no part costs less than half of the whole.
     """
     total = cost(graph)
     share, made = 1.0, []
@@ -244,7 +244,7 @@ def _boxes(graph: Graph, share: float, number: int) -> dict[str, Box]:
 
 
 def _prime(limit: int) -> int:
-    """Return a prime of at most `limit`: rows that are repeated so do not lie over each other."""
+    """Return a prime of at most `limit`: a period that does not divide the length of rows."""
     return next(
         n for n in range(max(2, limit), 1, -1) if all(n % k for k in range(2, math.isqrt(n) + 1))
     )

@@ -1,9 +1,9 @@
 """Confirm a new artifact: run it on inputs made for its graph, and compare.
 
-TVM converts and compiles the operators that are not ours; a mistake there (or here) must not reach
-a user unseen. Where the compiling machine can run the code, no artifact leaves the compiler that
-disagrees with the NumPy evaluation of its model, but for ties (docs/semantics.md): an output may
-differ where it depends on one, and then only if every kernel alone is right.
+TVM converts and compiles the operators that have no kernel in bnncc; a mistake in either must not
+reach a user unnoticed. If the compiling machine can run the code, the compiler refuses an artifact
+that disagrees with the NumPy evaluation of its model, except for ties (docs/semantics.md): an
+output may differ where it depends on one, and only if every kernel is correct when run alone.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def runs_here(target: TargetSpec) -> bool:
 
 
 def not_run(target: TargetSpec, output: object, form: str = "artifact") -> str:
-    """Return what a user should know of `output`, if it was not run here; else nothing."""
+    """Return what to tell the user if `output` was not run on this machine; else nothing."""
     if form == "wasm":
-        return f"{output}: `node check.mjs` there runs it on an input; nothing was run here"
+        return f"{output}: not run here; `node check.mjs` in that folder runs it on an input"
     if form == "c":
         known = target.has_runtime or target.kind == "c"
         why = "" if known else f"TVM has no runtime for {target.name} on PyPI: "
@@ -54,7 +54,7 @@ def not_run(target: TargetSpec, output: object, form: str = "artifact") -> str:
     if target.gpus and not runs_here(target):
         return (
             f"code for {target.name} was not run here: {missing(target.gpus)}; `bnncc verify` "
-            "checks it where there is such a GPU"
+            "checks it on a machine with such a GPU"
         )
     if not runs_here(target):
         return (
@@ -65,18 +65,18 @@ def not_run(target: TargetSpec, output: object, form: str = "artifact") -> str:
 
 
 class Judge:
-    """Finds out whether a network that disagrees with its model is wrong, or met ties.
+    """Decides whether a network that disagrees with its model is wrong, or met ties.
 
     Parameters
     ----------
     module : tvm.IRModule
-        What was compiled, from `bnncc.codegen.pipeline.legalize`.
+        The compiled module, from `bnncc.codegen.pipeline.legalize`.
     checks : SelfCheck
-        What it is checked on.
+        Its inputs and correct outputs.
     artifact : Artifact
-        What it was compiled to.
+        The result of compiling `module`.
     options : CompileOptions
-        What was asked.
+        The user's options.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Judge:
         return ""
 
     def another(self, number: int) -> Check:
-        """Return a check that is none of the first ones."""
+        """Return a check that differs from the first ones."""
         return self._checks.check(number)
 
 
@@ -122,15 +122,15 @@ def confirmed(
     checks : sequence of Check
         With whole outputs.
     judge : Judge
-        Asked where outputs differ.
+        Called if outputs differ.
     threads : int, optional
-        The most that the runs use, and those of the calling thread after them.
+        Maximum number of threads, also of later runs of the calling thread.
 
     Returns
     -------
     list of Check
-        Those it agrees with. Where a tie fell the other way, only what does not depend on one is
-        left of a check; others take the place of checks of which nothing is left.
+        The checks that it passes. If a tie was decided otherwise, a check keeps only the elements
+        that depend on no tie; a check of which nothing is left is replaced by another.
 
     Raises
     ------
@@ -180,7 +180,7 @@ _FIRST_SPARE, _SPARES = 32, 3
 
 
 def _wrong(made: Mapping[str, np.ndarray], check: Check) -> dict[str, np.ndarray]:
-    """Return where outputs disagree, by name, of those that do."""
+    """Return the elements that disagree, by output; outputs that agree are omitted."""
     masks = {
         name: differs(
             check.part(name, made[name]), wanted, relative=check.coarse.get(name, RELATIVE)
@@ -194,7 +194,7 @@ _BUG = "this is a bug in bnncc; please report it with the model"
 
 
 def _disagreement(check: Check, name: str, count: int, size: int, judge: Judge) -> str:
-    """Return what to say of an output that is wrong."""
+    """Return the error message for a wrong output."""
     kernel = judge.wrong_kernel(check.inputs)
     return (
         f"the compiled network disagrees with its model on {check.style or 'given'} inputs: "

@@ -1,11 +1,11 @@
 """Confirm the passes: compare every tensor of the physical graph with the model's value.
 
-The physical graph is evaluated step by step. Whatever stands for a tensor of the model is compared
-with that tensor as the model computes it, and the model's own decisions are what later kernels
-read: so each kernel is judged alone, from right inputs, and a mistake is named where it is made.
-Only decisions that rounding may turn either way, and what depends on them, may differ (the tie rule
-of docs/semantics.md). Products of signs and levels are integers: where such a sum is 0, or where
-all behind it is exact in float32, nothing may differ.
+The physical graph is evaluated step by step. Each tensor that represents one of the model is
+compared with the model's value, and later kernels read the model's decisions: so each kernel is
+checked alone, with correct inputs, and an error names the kernel that made the mistake. Only
+decisions that rounding may change, and values that depend on them, may differ (the tie rule of
+docs/semantics.md). Products of signs and levels are integers: where such a sum is 0, or where
+everything after it is exact in float32, nothing may differ.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def confirm_passes(
     sign_zero: str = "exact",
     values: Values | None = None,
 ) -> bool:
-    """Refuse a physical graph that computes something else than its model.
+    """Raise an error if a physical graph does not compute what its model does.
 
     Parameters
     ----------
@@ -96,15 +96,15 @@ def confirm_passes(
     feeds : mapping of str to ndarray
         Inputs.
     sign_zero : str
-        The option; where it is not ``exact``, signs of zeros may be anything, and networks that
-        meet such zeros are not compared.
+        The option. Unless it is ``exact``, the signs of zeros are arbitrary, and networks that meet
+        such zeros are not compared.
     values : callable, optional
-        Returns tensors of the model for `feeds`, if somebody else wants to evaluate it.
+        Returns tensors of the model for `feeds`; by default the model is evaluated.
 
     Returns
     -------
     bool
-        Whether they could be compared.
+        Whether the graphs could be compared.
 
     Raises
     ------
@@ -137,7 +137,7 @@ def compare_passes(
     sign_zero : str
         The option.
     values : callable, optional
-        Returns tensors of the model for `feeds`, if somebody else wants to evaluate it.
+        Returns tensors of the model for `feeds`; by default the model is evaluated.
     compute : callable
         Computes kernels: their oracles, or compiled code.
 
@@ -153,7 +153,7 @@ def _compared(
     physical: Graph, model: Graph, feeds: Mapping[str, Array], sign_zero: str,
     values: Values | None, compute: Compute,
 ) -> list[Difference] | None:  # fmt: skip
-    """Return the differences; None if zeros were met that are to be something else."""
+    """Return the differences; None if zeros were met whose sign an option changes."""
     known = {i for n in model.nodes for i in n.outputs if i}
     forms = {
         name: tuple(f for f in held if f.tensor in known and _comparable(physical, model, name, f))
@@ -191,7 +191,7 @@ def _compared(
 
 
 def _comparable(physical: Graph, model: Graph, name: str, form: Form) -> bool:
-    """Whether the type of a physical tensor is what the model's tensor has in its form."""
+    """Whether the type of a physical tensor is that of the model's tensor in the same form."""
     shape = model.types[form.tensor].shape
     if form.kind in ("NCHW", "NHWC"):
         turned = form.kind == "NHWC" and len(shape) == 4
@@ -236,7 +236,7 @@ class _Run:
         return self._compare(node.name, name, value) if name in self.forms else value
 
     def _compare(self, maker: str, name: str, value: Array) -> Array:
-        """Return what `name` should be; keep what differs from that."""
+        """Return the expected value of `name`; record the differences."""
         rights = []
         for form in self.forms[name]:
             want = self.wanted[form.tensor]
@@ -291,7 +291,7 @@ class _Run:
     def _read(
         self, node: Node | None, producers: Mapping[str, Node]
     ) -> tuple[dict[str, Held], tuple[bool, ...], bool]:
-        """Return what `node` computes from, and whether products on the way are sums of floats.
+        """Return what `node` is computed from, and whether sums on the way are of floats.
 
         The former are tensors of the model, those nearest to it, with the values that they hold.
         Then whether products on the way are sums of floats, as those of kernels of layers that stay
@@ -321,9 +321,9 @@ class _Run:
     def _before(self, model: Graph, read: Collection[str]) -> dict[str, Array]:
         """Return the tensors of the model that `read` are computed from.
 
-        A kernel that reads the latter alone cannot compute those again. If the model's value
-        depends on one in another way, that is another way to write what the kernel does without
-        it; no tie before it is an excuse.
+        A kernel that reads only `read` cannot recompute them. If the model's value depends on one
+        of them in another way, the kernel does the same without it; ties before it explain no
+        difference.
         """
         wanted, before = set(read), set()
         for node in reversed(model.nodes):
@@ -343,7 +343,7 @@ def _kernel(name: str, producers: Mapping[str, Node]) -> tuple[Node | None, str]
 
 
 def _by_integers(node: Node | None, name: str) -> bool:
-    """Whether a tensor is decided by comparing integer accumulators: nothing of it is rounded."""
+    """Whether a tensor is decided by comparing integer accumulators, without rounding."""
     if node is None or node.op != KERNEL:
         return False
     steps = getattr(node.attrs["spec"], "steps", ())
@@ -355,9 +355,9 @@ def _by_integers(node: Node | None, name: str) -> bool:
 
 
 def _allowed(found: Spread, one: _Suspect, coarse: float) -> Array:
-    """Return which elements are one of the values that rounding can make.
+    """Return which elements have one of the values that rounding can produce.
 
-    Numbers of half precision may be off by `coarse` of the largest besides.
+    Numbers of half precision may also differ by `coarse` times the largest.
     """
     low, high = found.low, found.high
     if one.form.values:

@@ -1,8 +1,8 @@
 """Evaluate a physical graph with NumPy: what the passes made, before any code is generated.
 
-Kernels are computed by their oracles (`bnncc.topi_binary.reference`) from the packed
-weights, thresholds and planes that the compiled kernels would read, in their order; nodes that stay
-ONNX by `bnncc.ir.evaluate`. So a mistake of the passes shows for every target, also one whose code
+Kernels are computed by their oracles (`bnncc.topi_binary.reference`) from the packed weights,
+thresholds and planes that the compiled kernels read, in the same order; nodes that stay ONNX by
+`bnncc.ir.evaluate`. This finds mistakes of the passes for every target, also for one whose code
 cannot run on this machine.
 """
 
@@ -47,7 +47,7 @@ def evaluate_physical(
     inputs : mapping of str to ndarray
         The graph's inputs.
     replace : callable, optional
-        Sees every tensor as it is made, and may put another one in its place.
+        Gets every tensor when it is computed, and may return a replacement.
     compute : callable
         Computes kernels.
 
@@ -59,9 +59,9 @@ def evaluate_physical(
     Raises
     ------
     InputError
-        If an input is not given.
+        If an input is missing.
     VerificationError
-        If a kernel reads a tensor of another shape or type than it takes.
+        If a kernel reads a tensor of the wrong shape or type.
     """
     for name in graph.inputs:
         if name not in inputs:
@@ -106,7 +106,7 @@ def _evaluate(
 
 
 def _check(node: Node, arrays: list[Array], symbols: Mapping[str, int]) -> None:
-    """Refuse what a kernel would read as something else than it is."""
+    """Raise an error if an input of a kernel has the wrong shape or type."""
     wanted = input_types(node.attrs["spec"])
     for place, ((shape, dtype), array) in enumerate(zip(wanted, arrays, strict=True)):
         if array.dtype != dtype or array.shape != tuple(_extent(d, symbols) for d in shape):
@@ -118,7 +118,7 @@ def _check(node: Node, arrays: list[Array], symbols: Mapping[str, int]) -> None:
 
 
 def _overwritten(node: Node) -> list[str]:
-    """Return the inputs that a kernel stores over: whoever reads them later finds nothing."""
+    """Return the inputs that a kernel overwrites: later kernels must not read them."""
     if node.op != KERNEL:
         return []
     return [node.inputs[over] for over in aliases(node.attrs["spec"]) if over >= 0]
@@ -134,7 +134,7 @@ def _float_sign(node: Node, value: Array | None) -> Array:
 
 
 def _symbols(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
-    """Return the sizes that the symbols of the inputs' shapes have."""
+    """Return the sizes of the symbolic dimensions of the inputs."""
     found: dict[str, int] = {}
     for name in graph.inputs:
         for dim, extent in zip(graph.types[name].shape, np.shape(inputs[name]), strict=True):

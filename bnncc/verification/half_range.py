@@ -17,7 +17,7 @@ Feeds = Mapping[str, np.ndarray]
 
 
 def refuse_overflow(graph: Graph, feeds: Feeds) -> None:
-    """Refuse a graph with numbers beyond those of float16.
+    """Raise an error if numbers of a graph exceed the range of float16.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def refuse_overflow(graph: Graph, feeds: Feeds) -> None:
         If a finite number is rounded to infinity, or an infinite one is stored as float16.
     """
     for tensor in (_stored if graph.forms else _rounded)(graph, feeds):
-        what = f"`{tensor}` has numbers beyond 65504, where float16 ends"
+        what = f"`{tensor}` has numbers above 65504, the largest of float16"
         raise UsageError(f"{graph.source}: --float-type float16: {what}", hint=_HINT)
 
 
@@ -58,4 +58,4 @@ def _stored(physical: Graph, feeds: Feeds) -> list[str]:
     return found
 
 
-_HINT = "leave the option out, or scale the layer that makes them"
+_HINT = "omit the option, or scale the layer that produces them"

@@ -27,16 +27,16 @@ def encoded(value: Array, form: Form, near: float = OFF) -> tuple[Array, Array]:
     value : ndarray
         The logical tensor.
     form : Form
-        How it is held.
+        How it is stored.
     near : float
-        Part of the largest value by which one may be off the value that is held.
+        Tolerance relative to the largest value.
 
     Returns
     -------
     right : ndarray
         The physical tensor.
     off : ndarray of bool
-        Which elements of `value` are none of those that the form can hold.
+        Which elements of `value` the form cannot represent.
     """
     last = np.moveaxis(value, 1, -1) if value.ndim == 4 else value
     if form.kind in ("NCHW", "NHWC"):
@@ -54,7 +54,7 @@ def encoded(value: Array, form: Form, near: float = OFF) -> tuple[Array, Array]:
 
 
 def nearest(value: Array, form: Form) -> Array:
-    """Return the values that `form` can hold which are nearest to those of a logical tensor."""
+    """Return the nearest values to those of a logical tensor that `form` can represent."""
     held = np.array(form.values)[_level(value, form)]
     return np.where(np.isnan(value), value, held).astype(value.dtype)
 
@@ -70,14 +70,14 @@ _BITS = ("sign", "zero", "plane")
 
 
 def code(level: Array, form: Form) -> Array:
-    """Return what is stored for levels.
+    """Return the stored codes of levels.
 
     Parameters
     ----------
     level : ndarray of int
         Numbers of values of the form.
     form : Form
-        How they are held.
+        How they are stored.
     """
     if form.kind == "sign":
         return level > 0
@@ -89,7 +89,7 @@ def code(level: Array, form: Form) -> Array:
 def codes(value: Array, form: Form, shape: tuple[int, ...]) -> Array:
     """Return what a physical tensor of bits or levels stores for each element of the logical one.
 
-    Where bits are stored beyond the last channel, which should hold none, it is nothing that any
+    If bits are set beyond the last channel, where there should be none, the code is one that no
     level has. Other numbers there are arbitrary (`layout.level_words`).
 
     Parameters
@@ -97,7 +97,7 @@ def codes(value: Array, form: Form, shape: tuple[int, ...]) -> Array:
     value : ndarray
         The physical tensor.
     form : Form
-        How it holds the logical one.
+        How it stores the logical one.
     shape : tuple of int
         Of the logical tensor.
     """
@@ -121,7 +121,7 @@ def differs(value: Array, right: Array, form: Form, shape: tuple[int, ...]) -> A
     value, right : ndarray
         Physical tensors of one type.
     form : Form
-        How they hold the logical one.
+        How they store the logical one.
     shape : tuple of int
         Of the logical tensor.
     """

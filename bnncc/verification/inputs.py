@@ -1,4 +1,4 @@
-"""Which inputs a graph is checked on: what its own nodes say where something changes.
+"""Choose the inputs on which a graph is checked, near the steps and kinks of its nodes.
 
 Random numbers around 0 miss most of what can go wrong: a clip at 6, a step at 127.5, an index. So
 functions of single values are followed from each input, and where one of them has a step or a kink,
@@ -75,14 +75,14 @@ def sources(
     Returns
     -------
     found : tuple of Source
-        On which the graph can be evaluated.
+        Sources with which the graph can be evaluated.
     styles : tuple of str
-        In these styles: all of `STYLES`, unless floats lead to indices or divisors.
+        The styles to draw: all of `STYLES`, unless floats are used as indices or divisors.
 
     Raises
     ------
     BnnccError
-        If there are none: what evaluation says.
+        If there are none: the error of the evaluation.
     """
     found = points(graph)
     made = [_source(info, found.get(info.name, [])) for info in infos]
@@ -106,7 +106,7 @@ def sources(
 
 
 def _narrower(infos: Sequence[TensorInfo]) -> Iterator[tuple[Range | None, Range | None]]:
-    """Yield ranges of integers, and means and deviations of floats, that are worth a try."""
+    """Yield ranges of integers, and means and deviations of floats, to try."""
     integers: tuple[Range | None, ...] = (None,)
     if any(info.dtype[0] in "iu" for info in infos):
         integers += _NARROWER
@@ -161,7 +161,7 @@ def _thinned(found: Iterable[float]) -> list[float]:
 
 
 def points(graph: Graph) -> dict[str, list[float]]:
-    """Return by float input where a function of single values of it has steps or kinks."""
+    """Return, for each float input, where a function of its single values has steps or kinks."""
     ways: dict[str, tuple[_Way, ...]] = {
         name: (_Way(name),) for name in graph.inputs if graph.types[name].dtype[0] == "f"
     }
@@ -180,7 +180,7 @@ def points(graph: Graph) -> dict[str, list[float]]:
 
 
 def _around(way: _Way, place: float) -> list[float]:
-    """Return inputs at and beside the one that `way` brings to `place`."""
+    """Return the input that `way` maps to `place`, and its neighbours."""
     if not way.slope or not np.isfinite(place):
         return []
     x = (place - way.offset) / way.slope
@@ -251,7 +251,7 @@ def _steps(node: Node, graph: Graph) -> list[float]:
 
 
 def _onward(node: Node, data: str, ways: tuple[_Way, ...], graph: Graph) -> tuple[_Way, ...]:
-    """Return the ways to the outputs of `node`: none if it is no function of single values."""
+    """Return the ways to the outputs of `node`; none if it is not a function of single values."""
     if node.op in _MOVES or node.op in (
         "Relu",
         "Clip",

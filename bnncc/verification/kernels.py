@@ -1,10 +1,10 @@
 """Run every kernel of an artifact alone, on the inputs it has in the network, and compare.
 
-The network is lowered again, up to where code would be generated, with the options that the
-manifest records. That says which kernel is called on what; values between kernels are those of
-NumPy oracles (`bnncc.topi_binary.reference`). Operators that TVM legalized have no oracle
-of ours: for those it is TVM's unscheduled definition, compiled for this machine. So the artifact's
-machine code is compared with something else, kernel by kernel, each from right inputs.
+The network is lowered again, up to code generation, with the options in the manifest. This gives
+the calls of kernels; values between kernels come from NumPy oracles
+(`bnncc.topi_binary.reference`). Operators that TVM legalized have no oracle in bnncc: TVM's
+unscheduled definition, compiled for this machine, takes its place. So each kernel of the artifact
+is compared with an independent result, from correct inputs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WORDS = {"bytes": "<u1", "pairs": "<u2", "floats": "<f4"}
 
 
 class NotFollowed(VerificationError):
-    """The way of values through a network cannot be told."""
+    """The values in a network cannot be followed."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class KernelCase:
     """For each output, which elements mean something; None where all do."""
 
     def differences(self, made: Sequence[Array]) -> tuple[int, float]:
-        """Compare what the kernel made with what is right.
+        """Compare the results of the kernel with the correct ones.
 
         Returns
         -------
         count : int
-            How many elements are wrong, words counting once; those that rounding decides are not.
+            Number of wrong elements, not counting those that rounding decides; a word counts once.
         largest : float
             The largest difference of floats.
         """
@@ -98,7 +98,7 @@ def _wrong(mine: Array, want: Array, mask: Array | None) -> Array:
 
 
 def _left(wrong: Array, mine: Array, want: Array, moved: Array) -> Array:
-    """Return what is still wrong when a small change of the inputs makes `moved` of `want`."""
+    """Return what is still wrong if a small change of the inputs turns `want` into `moved`."""
     if wrong.dtype == np.uint32:
         return wrong & ~(want ^ moved)
     if want.dtype.kind == "f":
@@ -107,7 +107,7 @@ def _left(wrong: Array, mine: Array, want: Array, moved: Array) -> Array:
 
 
 def _nudged(array: Array, rng: np.random.Generator) -> Array:
-    """Return floats moved by little, and all else, whole numbers too, as it is."""
+    """Return floats with a small change, and everything else, integral values too, unchanged."""
     if array.dtype.kind != "f" or not array.size or bool((np.rint(array) == array).all()):
         return array
     move = rng.uniform(-_NUDGE, _NUDGE, array.shape)
@@ -139,7 +139,7 @@ class Walk:
         return list(found.values())
 
     def cases(self, feeds: Sequence[Array]) -> Iterator[KernelCase]:
-        """Yield every call in order, for some inputs of the network.
+        """Yield every call in order, for given inputs of the network.
 
         Yields
         ------
@@ -148,7 +148,7 @@ class Walk:
         Raises
         ------
         NotFollowed
-            If a value cannot be told.
+            If a value cannot be followed.
         """
         params = self._module["main"].params
         values: dict[Any, Any] = dict(zip(params, feeds, strict=True))
@@ -242,7 +242,7 @@ def _held(expr: Any, values: Mapping[Any, Any]) -> Any:
 
 
 def _meaningful(spec: Spec, outputs: Sequence[Array]) -> list[Array | None]:
-    """Return which parts of outputs mean something: numbers of absent channels do not."""
+    """Return which parts of outputs are defined: values of absent channels are not."""
     kinds = [kind for step in spec.steps for kind in output_kinds(step)]
     if len(kinds) != len(outputs):
         return [None] * len(outputs)
@@ -263,7 +263,7 @@ def _meaningful(spec: Spec, outputs: Sequence[Array]) -> list[Array | None]:
 
 
 def garbage(array: Array) -> Array:
-    """Return an array like `array` full of what no kernel writes by chance."""
+    """Return an array like `array` filled with values that no kernel writes by chance."""
     size = -(-array.nbytes // 4)
     raw = np.full(size, 0x5A5A5A5A, "uint32").view(np.uint8)[: array.nbytes]
     if array.dtype.kind == "b":

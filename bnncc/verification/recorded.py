@@ -17,7 +17,7 @@ from bnncc.transform.physical import KERNEL
 
 
 def options_of(artifact: Artifact) -> CompileOptions:
-    """Return the options that `artifact` was compiled with, but for folders of records."""
+    """Return the options with which `artifact` was compiled, except folders of records."""
     content = artifact.manifest
     spec: dict[str, Any] = {
         k: tuple(v) if isinstance(v, list) else v for k, v in content["target"]["spec"].items()
@@ -53,7 +53,7 @@ class Orders:
         self._orders = orders
 
     def weight_order(self, spec: BinaryConv2d, orders: Sequence[str]) -> str | None:
-        """Return which of `orders` a layer has, if that is known."""
+        """Return which of `orders` a layer has, if it is known."""
         found = self._orders.get(_layer(spec))
         return found if found in orders else None
 
@@ -69,11 +69,11 @@ def _layer(spec: BinaryConv2d) -> str:
 
 
 def transform_of(artifact: Artifact) -> InputTransform | None:
-    """Return the transform that makes bits of an image, if there is one."""
+    """Return the transform that binarizes an image, if there is one."""
     raw = artifact.manifest["semantics"]["input_transform"]
     return raw and InputTransform(**{**raw, "thresholds": tuple(raw["thresholds"])})
 
 
 def uint8_input(raw: Mapping[str, Any]) -> Uint8Input:
-    """Return what a manifest says of an input taken as bytes."""
+    """Return the option of an input that is read as bytes."""
     return Uint8Input(raw["name"], tuple(raw["mean"]), tuple(raw["scale"]), raw["layout"])

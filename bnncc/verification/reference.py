@@ -32,7 +32,7 @@ PRODUCTS = frozenset(("Conv", "Gemm", "MatMul", "XnorPopcountMatMul"))
 
 @dataclass
 class Reference:
-    """Runs models with the best runtime that takes them."""
+    """Runs models with the first available runtime that supports them."""
 
     used: dict[str, int] = field(default_factory=dict)
     """How many models each runtime ran."""
@@ -55,12 +55,12 @@ class Reference:
     def loaded(
         self, model: onnx.ModelProto, feeds: Mapping[str, Array]
     ) -> tuple[Graph, Mapping[str, Array]]:
-        """Return the graph of `model`, and what it is fed."""
+        """Return the graph of `model` and its inputs."""
         return load(model, input_shapes={k: v.shape for k, v in feeds.items()}), feeds
 
     @property
     def name(self) -> str:
-        """What was compared with, in words."""
+        """Name and version of the runtime."""
         names = []
         for key in self.used:
             version = ""
@@ -114,9 +114,9 @@ def _onnx_reference(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[
 
 
 def _adds_bfloat16(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> bool:
-    """Whether tensors are bfloat16: onnx.reference rounds each addition of a sum of such numbers.
+    """Whether tensors are bfloat16: onnx.reference rounds after each addition of such numbers.
 
-    A sum of 256 of them is off by as many hundredths then; ours are float32, rounded once.
+    The error of a sum then grows with its length; bnncc sums in float32 and rounds once.
     """
     stored = any(t.data_type == onnx.TensorProto.BFLOAT16 for t in model.graph.initializer)
     return stored or any(value.dtype.name == "bfloat16" for value in feeds.values())
@@ -138,7 +138,7 @@ def tap_points(model: onnx.ModelProto) -> list[str]:
     Returns
     -------
     list of str
-        Floats that depend on an input, in topological order; no inputs or outputs of the model.
+        Floats that depend on an input, in topological order, without the inputs and outputs.
     """
     graph = model.graph
     made = computed(model)
@@ -175,7 +175,7 @@ def computed(model: onnx.ModelProto) -> set[str]:
 
 
 def in_order(model: onnx.ModelProto, names: Collection[str]) -> list[str]:
-    """Return tensors in the order in which the model's nodes make them; others come last."""
+    """Return tensors in the order in which the model's nodes compute them; others come last."""
     made = [o for node in model.graph.node for o in node.output if o in names]
     return [*made, *sorted(set(names) - set(made))]
 
@@ -212,7 +212,7 @@ class Splitter:
     model : ModelProto
         The whole.
     cuts : iterable of str
-        Names of tensors whose values are known, model inputs among them.
+        Names of tensors whose values are known, including model inputs.
     """
 
     def __init__(self, model: onnx.ModelProto, cuts: Iterable[str]) -> None:
@@ -223,7 +223,7 @@ class Splitter:
         self._fixed = {t.name: t for t in model.graph.initializer}
 
     def segment(self, tensor: str, values: Mapping[str, Array]) -> Segment:
-        """Return what computes `tensor` from the nearest cuts; `values` gives their types."""
+        """Return the segment from the nearest cuts to `tensor`; `values` gives their types."""
         nodes: dict[int, onnx.NodeProto] = {}
         leaves: dict[str, None] = {}
         fixed: dict[str, onnx.TensorProto] = {}
@@ -263,7 +263,7 @@ class Splitter:
 
 
 def _without(node: onnx.NodeProto, given: Collection[str]) -> onnx.NodeProto:
-    """Return `node`, with outputs that are `given` anyway under names that nobody reads."""
+    """Return `node` with unused names for those outputs that are `given`."""
     if not any(name in given for name in node.output):
         return node
     copy = onnx.NodeProto()

@@ -1,4 +1,4 @@
-"""The reference for options that round: the model with the same roundings."""
+"""The reference for options that round: the model, rounded in the same places."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Relaxed:
-    """Evaluates a model, or a part of it, as options that round have it."""
+    """Evaluates a model, or a part of it, with the rounding that options ask for."""
 
     operands: str
     float_type: str
@@ -58,7 +58,7 @@ class Relaxed:
         model : ModelProto
             The whole model.
         feeds, pixels : mapping of str to ndarray
-            Its inputs as it has them, and those that are given as bytes instead.
+            Its inputs, and those that are given as bytes instead.
 
         Returns
         -------
@@ -84,7 +84,7 @@ class Relaxed:
     def loaded(
         self, model: onnx.ModelProto, feeds: Mapping[str, Array]
     ) -> tuple[Graph, dict[str, Array]]:
-        """Return the graph of `model` with rounded operands, and what it is fed."""
+        """Return the graph of `model` with rounded operands, and its inputs."""
         graph = load(model, input_shapes={k: v.shape for k, v in feeds.items()})
         take_uint8(graph, [image for image in self.images if image.name in feeds])
         relax_first_layer(graph, self.operands)

@@ -1,7 +1,7 @@
-"""The same network for smaller inputs: one image of a batch, smaller images.
+"""Derive the same network for smaller inputs: one image of a batch, smaller images.
 
-Passes ask what operators do and what tensors hold, and hardly how large these are. Where a network
-is too large to be evaluated twice when it is compiled, its passes are confirmed on such a twin.
+Passes depend on operators and on the values of tensors, and hardly on sizes. If a network is too
+large to be evaluated twice during compilation, its passes are confirmed on such a twin.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def twins(
     Parameters
     ----------
     graph : Graph
-        As loaded; its shapes are numbers.
+        As loaded, with fixed shapes.
     copy : callable
         Copies a graph.
     draw : callable
@@ -86,7 +86,7 @@ def twins(
 
 
 def _smaller(shapes: Mapping[str, tuple[Dim, ...]]) -> Iterator[dict[str, tuple[Dim, ...]]]:
-    """Yield smaller shapes of all inputs, the smallest first; a network may not take them."""
+    """Yield smaller shapes of all inputs, the smallest first; the network may not support them."""
     batches = {s[0] for s in shapes.values() if len(s) > 1}
     one = {k: (1, *s[1:]) if len(batches) == 1 and len(s) > 1 else s for k, s in shapes.items()}
     found = [

@@ -38,12 +38,12 @@ class Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > LARGEST:
             self.close_connection = True
-            return self._answer(413, f"wanted at most {LARGEST} bytes, with a length\n".encode())
+            return self._answer(413, f"expected at most {LARGEST} bytes, with a length\n".encode())
         try:
             with np.load(io.BytesIO(self.rfile.read(int(length)))) as file:
                 inputs = dict(file)
         except Exception as error:  # anything can be sent
-            return self._answer(400, f"wanted an .npz file of the inputs: {error}\n".encode())
+            return self._answer(400, f"expected an .npz file of the inputs: {error}\n".encode())
         try:
             outputs = self.workers.submit(self.artifact.run, inputs).result()
         except bnncc.BnnccError as error:

@@ -141,7 +141,7 @@ def test_what_misbehaves_costs_itself_and_nothing_else(ran: Path) -> None:
     lines = read(ran.parent)
     found = of_kernel(lines)
     assert found[PLANTED["crash"]]["error"] == "died: SIGABRT"
-    assert found[PLANTED["hang"]]["error"] == f"said nothing for {QUIET_SECONDS} s"
+    assert found[PLANTED["hang"]]["error"] == f"did not respond for {QUIET_SECONDS} s"
     assert "values of output 0 are wrong" in found[PLANTED["wrong"]]["error"]
     right = [line for line in found.values() if line["right"]]
     assert len(right) == len(found) - 3 == 2
@@ -372,7 +372,7 @@ def test_a_torn_last_line_is_left_out(
     errors = capsys.readouterr().err.splitlines()
     assert code == 0
     number = len(path.read_bytes().splitlines())
-    assert errors[0] == f"warning: {path}:{number}: the last line is cut off, and left out"
+    assert errors[0] == f"warning: {path}:{number}: the last line is incomplete, and ignored"
     assert errors[-1].endswith("2 records of 1 kernels")
 
 
@@ -400,7 +400,7 @@ def heads(**changes: object) -> Callable[[dict[str, Any]], object]:
         ('{"format": 1}\n', 2, "contains no results of a bundle"),
         ('{"session": 1}\n[]\n', 2, ":2: is not a line of a bundle's results"),
         (None, 2, "cannot be read: No such file or directory"),
-        (heads(format=9), 1, "has format 9, wanted 1"),
+        (heads(format=9), 1, "has format 9, expected 1"),
         (heads(bnncc="0.0.1"), 1, "was made with bnncc 0.0.1, this is"),
         (heads(tvm="0.19.0"), 1, "was made with TVM 0.19.0, this is"),
         (heads(family="arm64"), 1, "was measured with arm64, not"),

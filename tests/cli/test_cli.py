@@ -153,7 +153,7 @@ def test_bad_paths(
         (("tune", "tiny.bnncc", "--lock-file", "nowhere/lock"), "lock: folder nowhere does not"),
         (("compile", "m.onnx", "--input-uint8", "x:1,0"), "the scale must not be 0"),
         (("compile", "tiny.bnncc", "-o", ""), "-o/--output: an empty name is given"),
-        (("compile", "tiny.bnncc", "--dump-ir", "tiny.bnncc"), "is a file, a folder is wanted"),
+        (("compile", "tiny.bnncc", "--dump-ir", "tiny.bnncc"), "is a file, expected a folder"),
         (("tune", "tiny.bnncc", "--tuning-dir", "tiny.bnncc"), "not a folder of records"),
         (("verify", "m.onnx", "tiny.bnncc", "--seed", "x"), "`x` is not a number from 0"),
     ],
@@ -196,13 +196,13 @@ def test_run_refuses_bad_arrays(path: Path, capsys: pytest.CaptureFixture[str]) 
     good = npz_bytes({"x/in:0": x, "y": x})
     run("input `y` is missing", **{"x/in:0": x})
     run("input `y` has dtype float64", **{"x/in:0": x, "y": x.astype(float)})
-    run("input `y` has shape [8], wanted [n, 8]", **{"x/in:0": x, "y": x[0]})
+    run("input `y` has shape [8], expected [n, 8]", **{"x/in:0": x, "y": x[0]})
     run("dimension `n` is 1, but 2 in `x/in:0`", **{"x/in:0": x, "y": x[:1]})
     run("not an intact .npz file", data=b"")
     run("not an intact .npz file", data=b"x" * 100)
     run("not an intact .npz file", data=good[: len(good) // 2])
     run("not an intact .npz file", data=good[30:])
-    run("input `y` holds text, wanted float32", **{"x/in:0": x, "y": np.array("abc")})
+    run("input `y` holds text, expected float32", **{"x/in:0": x, "y": np.array("abc")})
     middle = good.index(b"NUMPY")
     run("", data=good[:middle] + b"X" + good[middle + 1 :])
     run("", data=good[: middle + 100] + b"\xff" + good[middle + 101 :])

@@ -318,6 +318,6 @@ def test_bundles_keep_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["compile", "m.onnx", "-q", "-o", "b.tar.xz"]) == 0
     with unchanged():
         err = fails(capsys, 2, "bench", "b.tar.xz", "--bundle", "b")
-        assert "b.tar.xz: exists, and the bundle's archive goes there" in err
+        assert "b.tar.xz: exists, and the bundle's archive would overwrite it" in err
         err = fails(capsys, 2, "bench", "b.tar.xz", "--bundle", ".")
         assert "is not an empty folder" in err

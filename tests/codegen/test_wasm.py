@@ -207,9 +207,9 @@ def test_wrong_inputs_are_named(tmp_path: Path) -> None:
     )
     (folder / "wrong.mjs").write_text(program)
     assert node(folder, "wrong.mjs")[1].splitlines() == [
-        "TypeError: input images: found Float32Array of 63, wanted Float32Array of 64",
-        "TypeError: input images: found Float64Array of 64, wanted Float32Array of 64",
-        "TypeError: input images: found undefined of undefined, wanted Float32Array of 64",
+        "TypeError: input images: found Float32Array of 63, expected Float32Array of 64",
+        "TypeError: input images: found Float64Array of 64, expected Float32Array of 64",
+        "TypeError: input images: found undefined of undefined, expected Float32Array of 64",
     ]
 
 

@@ -340,7 +340,7 @@ def _two_products(net: Net, x: str) -> str:
 
 
 def _rounded(net: Net, x: str) -> str:
-    """Round a hard sigmoid: BinaryNet's deterministic binarisation (opset 11, which has Round)."""
+    """Round a hard sigmoid: BinaryNet's deterministic binarization (opset 11, which has Round)."""
     if net.opset < 11:
         return net.op("Sub", net.cast(net.op("Greater", x, net.const(0.0))), net.const(0.5))
     half = net.clip(net.op("Div", net.op("Add", x, net.const(1.0)), net.const(2.0)), 0, 1)

@@ -1,4 +1,4 @@
-"""Hand-written cases: sign, straight-through residues, weights, batch normalisation."""
+"""Hand-written cases: sign, straight-through residues, weights, batch normalization."""
 
 from __future__ import annotations
 
@@ -392,7 +392,7 @@ def _(n: Net) -> None:
     n.output(n.fconv(n.op("Sign", image(n)), 7))
 
 
-# ------------------------------------------------------------------ batch normalisation and affines
+# ------------------------------------------------------------------ batch normalization and affines
 
 
 def _after(

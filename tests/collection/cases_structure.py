@@ -217,7 +217,7 @@ def _(n: Net) -> None:
     n.output(n.head(y), z)
 
 
-@case("input_read_twice", "0 input binarised and kept", 1, 1)
+@case("input_read_twice", "0 input binarized and kept", 1, 1)
 def _(n: Net) -> None:
     x = image(n)
     n.output(n.op("Add", n.bconv(n.op("Sign", x), 9), n.fconv(x, 9, 1)))

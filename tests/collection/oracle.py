@@ -308,7 +308,9 @@ def first_difference(
                     continue
                 other, want = values[name], out.data
                 if other.shape != want.shape or other.dtype != want.dtype:
-                    return f"`{name}`: {other.dtype}{other.shape}, wanted {want.dtype}{want.shape}"
+                    return (
+                        f"`{name}`: {other.dtype}{other.shape}, expected {want.dtype}{want.shape}"
+                    )
                 same = (other == want) | ((other != other) & (want != want))
                 if not same.all():
                     gap = np.abs(other.astype(np.float64) - want)
@@ -359,7 +361,7 @@ def judge(model: onnx.ModelProto, done: Evaluation, got: Mapping[str, np.ndarray
             return Verdict("wrong", f"output `{info.name}` is missing")
         have = np.asarray(got[info.name])
         if have.shape != want.shape or have.dtype != want.dtype:
-            kinds = f"{have.dtype}{have.shape}, wanted {want.dtype}{want.shape}"
+            kinds = f"{have.dtype}{have.shape}, expected {want.dtype}{want.shape}"
             return Verdict("wrong", f"`{info.name}`: {kinds}")
         if want.dtype.kind != "f":
             bad = have != want

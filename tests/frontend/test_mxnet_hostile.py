@@ -74,9 +74,13 @@ _SYMBOLS: list[tuple[Callable[[dict[str, Any]], Any], type[BnnccError], str]] = 
     (_node(3, op=7), ModelError, "are to be words"),
     (_node(3, op="Convolutoin"), UnsupportedOp, "Convolutoin `conv0`: this operator is not"),
     (_node(3, attr={"kernel": "(3, 3)"}), ModelError, "attribute `num_filter` is missing"),
-    (_node(3, attr={"kernel": "(3, x)", "num_filter": "32"}), ModelError, "integers are wanted"),
+    (_node(3, attr={"kernel": "(3, x)", "num_filter": "32"}), ModelError, "expected integers"),
     (_node(3, attr={"kernel": [3, 3]}), ModelError, "attribute `kernel` is not text"),
-    (_node(4, attr={"act_type": "gelu"}), UnsupportedOp, "`act_type` is `gelu`, one of relu"),
+    (
+        _node(4, attr={"act_type": "gelu"}),
+        UnsupportedOp,
+        "`act_type` is `gelu`, expected one of relu",
+    ),
     (_node(4, attr={"act_type": "relu", "new": "1"}), UnsupportedOp, "attribute `new`"),
     (_node(0, name="conv0_weight"), ModelError, "two variables are called `conv0_weight`"),
     (_node(1, name="other"), ModelError, "parameter `other` is not in net-0000.params"),
@@ -106,7 +110,7 @@ def test_damaged_networks(
         ({"act_bit": 2}, "packed weights with 2 and 1 bits"),
         ({"act_bit": 99}, "`act_bit` is 99"),
         ({"binarized_weights_only": "False"}, "packed ones have the attribute"),
-        ({"binarized_weights_only": "Maybe"}, "True or False is wanted"),
+        ({"binarized_weights_only": "Maybe"}, "expected True or False"),
     ],
 )
 def test_packed_layers_that_do_not_fit(tmp_path: Path, attrs: dict[str, Any], said: str) -> None:

@@ -347,5 +347,5 @@ def test_states_of_another_size_are_refused() -> None:
     for name, shape in (("w", (1, 4, 3)), ("r", (1, 4, 4)), ("h", (1, 2, 7))):
         value = np.ones(shape, np.float32)
         model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
-    with pytest.raises(ModelError, match=r"input 5 has shape \[1, 2, 7\], \[1, 2, 4\] is wanted"):
+    with pytest.raises(ModelError, match=r"input 5 has shape \[1, 2, 7\], expected \[1, 2, 4\]"):
         load(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import subprocess
@@ -199,6 +200,14 @@ def _long_name() -> bytes:
     return bytes(data)
 
 
+def _flat(name: str) -> bytes:
+    """Return a zip file with an entry outside folders."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr(name, "")
+    return stream.getvalue()
+
+
 DAMAGED: dict[str, tuple[Callable[[], bytes], str]] = {
     "truncated": (lambda: files.content("perceptron")[:3000], "truncated"),
     "no-graph": (lambda: _without("models/model.json"), "0 exported programs"),
@@ -214,7 +223,8 @@ DAMAGED: dict[str, tuple[Callable[[], bytes], str]] = {
     "compressed": (_compressed, "compressed"),
     "too-large": (_overlapping, "more bytes than the file"),
     "other-zip": (lambda: files.packed({"word/document.xml": b""}), "not of an exported"),
-    "flat-zip": (lambda: npz_bytes({"a": np.zeros(1)}), "'a.npy' lies in no folder"),
+    "flat-zip": (lambda: _flat("document.xml"), "not of an exported"),
+    "npz": (lambda: npz_bytes({"a": np.zeros(1)}), "this is an .npz file of arrays, not a model"),
     "outside": (lambda: _with(**{"..__evil": b""}), "not a plain path"),
     "schema": (
         lambda: files.edited("perceptron", lambda m: m["schema_version"].update(major=99)),

@@ -24,27 +24,27 @@ def _quant(**options: object) -> Callable[[Builder], str]:
 
 
 CASES: dict[str, tuple[Callable[[Builder], str], str]] = {
-    "no bits": (_quant(bits=0.0), "its bit width is [0.0], one number from 1 to 64 is wanted"),
+    "no bits": (_quant(bits=0.0), "its bit width is [0.0], expected one number from 1 to 64"),
     "bits per channel": (_quant(bits=np.ones(6) * 2), "its bit width is [2.0, 2.0, 2.0, 2.0], "),
     "infinite scale": (_quant(scale=np.inf), "its scale holds numbers that are not finite"),
     "no scale": (_quant(scale=[1, 1, 0, 1, 1, 1]), "its scale is 0"),
     "scale that does not fit": (_quant(scale=np.ones(5)), "shapes [2, 6], [5], [] do not fit"),
     "larger scale": (_quant(scale=np.ones((3, 1, 1))), "its scale [3, 1, 1] or zero point [] is"),
-    "rounding": (_quant(rounding_mode="SIDEWAYS"), "`rounding_mode` is 'SIDEWAYS', one of ROUND,"),
-    "computed scale": (_quant(scale="x"), "its scale `x` is computed at run time, a constant is"),
+    "rounding": (_quant(rounding_mode="SIDEWAYS"), "`rounding_mode` is 'SIDEWAYS', expected one"),
+    "computed scale": (_quant(scale="x"), "its scale `x` is computed at run time, expected a"),
     "signedness": (
         lambda make: make.custom("Quant", "x", 1.0, 0.0, 4.0, narrow=0),
         "required attribute `signed` is missing",
     ),
     "attribute's type": (
         lambda make: make.custom("Quant", "x", 1.0, 0.0, 4.0, signed=1.0, narrow=0),
-        "attribute `signed` is FLOAT, INT is wanted",
+        "attribute `signed` is FLOAT, expected INT",
     ),
     "number of inputs": (lambda make: make.custom("Quant", "x", 1.0, signed=1, narrow=0),
-                         "has 2 inputs, 4 are wanted"),
+                         "has 2 inputs, expected 4"),
     "channels": (
         lambda make: make.custom("MultiThreshold", "x", np.zeros((5, 3))),
-        "thresholds of shape [5, 3] for 6 channels; [6, steps] or [1, steps] is wanted",
+        "thresholds of shape [5, 3] for 6 channels; expected [6, steps] or [1, steps]",
     ),
     "layout": (
         lambda make: make.custom("MultiThreshold", "x", np.zeros((6, 3)), data_layout="NHWC"),
@@ -52,7 +52,7 @@ CASES: dict[str, tuple[Callable[[Builder], str], str]] = {
     ),
     "taps": (
         lambda make: make.custom("Im2Col", "x", kernel_size=[3, 3], stride=[1, 1]),
-        "input of shape [2, 6], known sizes NHWC are wanted",
+        "input of shape [2, 6], expected known sizes NHWC",
     ),
     "signs of scales": (lambda make: make.custom("Trunc", "x", 1.0, 0.0, 8.0, -2.0, 4.0),
                         "its scales have different signs"),
@@ -80,7 +80,7 @@ def test_operators_that_are_not_read() -> None:
 def test_versions_to_come() -> None:
     make = Builder()
     model = make.model(X, make.custom("BipolarQuant", "x", 1.0), 2, version=3)
-    wanted = r"version 3 of qonnx\.custom_op\.general, 1 to 2 is wanted"
+    wanted = r"version 3 of qonnx\.custom_op\.general, expected 1 to 2"
     with pytest.raises(ModelError, match=wanted):
         load(model)
 
@@ -89,5 +89,5 @@ def test_data_of_other_types() -> None:
     make = Builder()
     model = make.model(X, make.custom("BipolarQuant", "x", 1.0), 2)
     model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT8
-    with pytest.raises(ModelError, match="its data is int8, float32 is wanted"):
+    with pytest.raises(ModelError, match="its data is int8, expected float32"):
         load(model)

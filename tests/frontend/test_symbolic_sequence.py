@@ -77,7 +77,7 @@ def test_shapes_are_found_and_results_right(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"`mask`: dimension `T` is 10, but 9"):
         loaded.run(arrays)
     arrays["mask"] = arrays["mask"][:, :, :9]
-    with pytest.raises(InputError, match=r"`mask`: dimension `P\+T` is 15, wanted 14"):
+    with pytest.raises(InputError, match=r"`mask`: dimension `P\+T` is 15, expected 14"):
         loaded.run(arrays)
     arrays["mask"] = arrays["mask"][..., :14]
     made = loaded.run(arrays)

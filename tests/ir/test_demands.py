@@ -118,7 +118,7 @@ def test_divisors(op: str, dtype: str) -> None:
     (wanted,) = ort.InferenceSession(proto.SerializeToString()).run(None, {"a": a, "c": c})
     np.testing.assert_array_equal(artifact.run({"a": a, "c": c})["y"], wanted)
     np.testing.assert_array_equal(evaluate(load(proto), {"a": a, "c": c})["y"], wanted)
-    with pytest.raises(InputError, match=r"`c` holds 0 at \[1\] .*, wanted not 0"):
+    with pytest.raises(InputError, match=r"`c` holds 0 at \[1\] .*, expected not 0"):
         artifact.run({"a": a, "c": np.array([1, 0, 1, 1, 0, 1, 1]).astype(dtype)})
     if signed:  # what processors trap at, too; the quotient wraps
         minus = np.full(7, -1).astype(dtype)

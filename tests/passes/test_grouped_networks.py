@@ -94,4 +94,4 @@ def test_scales_of_channels_go_into_depthwise_layers(depthwise: bool) -> None:
     (layer,) = got["report"]["layers"]
     assert layer["kind"] == ("few_bit" if depthwise else "float")
     if not depthwise:
-        assert "scale of their own in each channel" in layer["reason"]
+        assert "separate scale for each channel" in layer["reason"]

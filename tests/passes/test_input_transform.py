@@ -1,4 +1,4 @@
-"""Images binarised on the way in: equal to NumPy definitions, and binary from there on."""
+"""Images binarized on the way in: equal to NumPy definitions, and binary from there on."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_any_batch_and_verification() -> None:
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("sign", ["GreaterOrEqual", "Less", "Sign"])
 def test_thresholds_in_the_graph_are_recognised(layout: str, sign: str) -> None:
-    """Bytes that are normalised, shifted and signed in the graph are compared as bytes."""
+    """Bytes that are normalized, shifted and signed in the graph are compared as bytes."""
     rng = np.random.default_rng(0)
     stored = {
         "w": _signs(rng, 16, 3, 3, 3),
@@ -295,10 +295,10 @@ def test_files_of_thresholds(tmp_path: Path, content: Any) -> None:
         ("gray-threshold:nan", "finite numbers"),
         ("gray-threshold:1e30", "finite numbers"),
         ("rgb-threshold:missing.json", "cannot be read"),
-        ("rgb-threshold:{two}", "three numbers are wanted"),
+        ("rgb-threshold:{two}", "expected three numbers"),
         ("rgb-threshold:{text}", "is not JSON"),
         ("rgb-threshold:{long}", "too long"),
-        ("rgb-threshold:{words}", "three numbers are wanted"),
+        ("rgb-threshold:{words}", "expected three numbers"),
     ],
 )
 def test_options_that_make_no_sense(tmp_path: Path, text: str, said: str) -> None:
@@ -312,7 +312,7 @@ def test_options_that_make_no_sense(tmp_path: Path, text: str, said: str) -> Non
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"input_transform": "z=lbp"}, "`z` is no float32 image"),
+        ({"input_transform": "z=lbp"}, "`z` is not a float32 image"),
         ({"input_uint8": [Uint8Input("x", (0.0,), (1.0,))]}, "0 inputs are images"),
         ({"channels": 4}, r"shape \[1, 4, 16, 16\], 3 channels"),
         ({"channels": 4, "input_transform": "gray-threshold:-1"}, "1 or 3 channels"),

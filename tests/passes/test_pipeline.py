@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import onnx.parser
@@ -21,17 +22,26 @@ def test_each_step_is_written_and_timed(tmp_path: Path, capsys: pytest.CaptureFi
     assert cli.main([*map(str, args)]) == 0
     names = [step.name for step in PASSES]
     files = sorted(path.name for path in ir.iterdir())
-    wanted = ["load", "as asked", *names, "relax", "schedule"]
+    wanted = ["load", "options", *names, "relax", "schedule"]
     assert [f.partition("-")[2].rpartition(".")[0] for f in files] == [
         name.replace(" ", "-") for name in wanted
     ]
     assert "bnncc.Sign" not in (ir / files[wanted.index("simplify")]).read_text()
     assert "bnncc.Sign" in (ir / files[wanted.index("signs")]).read_text()
     lines = capsys.readouterr().out.splitlines()
-    rows = [line.split(None, 3) for line in lines if " s " in line and "%" in line]
-    steps = {row[3]: float(row[2].rstrip("%")) for row in rows if "/" not in row[3]}
+    start = lines.index("  time s time %  pass") + 1
+    rows = [
+        re.fullmatch(r" *[\d.]+ +([\d.]+)  ( *)(\S.*?)(?:  +(\S.*))?", x) for x in lines[start:]
+    ]
+    found = [row for row in rows if row is not None and not row[2]]
+    steps = {row[3]: float(row[1]) for row in found}
+    assert steps.pop("total") == 100
+    purposes = {row[3]: row[4] for row in found}
+    for step in PASSES:
+        assert purposes[step.name] == step.purpose
+        assert f"# {step.purpose}\n" in (ir / files[wanted.index(step.name)]).read_text()
     assert [*steps] == [
-        *("load", "as asked", *names, "confirm passes", "relax", "legalize", "measure"),
+        *("load", "options", *names, "confirm passes", "relax", "legalize", "measure"),
         *("schedule", "build", "link", "self-check"),
     ]
     assert sum(steps.values()) == pytest.approx(100, abs=0.1 * len(steps))

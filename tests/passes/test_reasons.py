@@ -99,9 +99,9 @@ def layer(data: str, weight: str, last: bool = False) -> Layer:
             "zeros of ternary data take",
         ),
         ("ternary", "ternary", "few_bit", "ternary data, ternary w", "ternary data and weights"),
-        ("relu", "signs", "float", "real-valued (from Relu", "put a sign behind the Relu"),
+        ("relu", "signs", "float", "real-valued (from Relu", "apply sign() after the Relu"),
         ("input", "signs", "float", "real-valued (a graph input)", "first layer usually"),
-        ("scaled", "signs", "float", "a scale of their own in each channel", "one scale"),
+        ("scaled", "signs", "float", "a separate scale for each channel", "one scale"),
         (
             "relu",
             "float",

@@ -48,7 +48,7 @@ def test_a_spelling_is_found_and_gives_the_same(name: str) -> None:
 DIVIDED: dict[str, tuple[Spelling, str]] = {
     "x / |x|": (lambda g, x: g("Div", x, g("Abs", x)), "NaN where x is 0"),
     "|x| / x": (lambda g, x: g("Div", g("Abs", x), x), "NaN where x is 0"),
-    "x / (|x| + c)": (lambda g, x: g("Div", x, g("Add", g("Abs", x), 1e-6)), "no sign near 0"),
+    "x / (|x| + c)": (lambda g, x: g("Div", x, g("Add", g("Abs", x), 1e-6)), "not a sign near 0"),
     "x / sqrt(x * x)": (
         lambda g, x: g("Div", x, g("Sqrt", g("Mul", x, x))), "where x * x is 0 or infinite",
     ),
@@ -112,8 +112,8 @@ def test_a_scale_for_each_channel_of_the_data_is_the_reason_to_stay_float() -> N
     model = g.model(g.layer(x, signs(g.rng, 8, 16, 3, 3)), SHAPE)
     check(model, ["float"], inputs())
     (layer,) = found(model)
-    assert "a scale of their own in each channel" in layer.reason
-    assert "behind the layer" in layer.remedy
+    assert "a separate scale for each channel" in layer.reason
+    assert "after the layer" in layer.remedy
 
 
 def test_a_scale_for_each_channel_of_a_depthwise_layer_is_its_own() -> None:

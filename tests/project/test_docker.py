@@ -68,7 +68,7 @@ def test_server_answers(server: tuple[subprocess.Popen[str], int]) -> None:
     for wrong in (b"", b"no archive", npz(**inputs)[:-30], npz(a=np.array([{}], dtype=object))):
         code, said = ask("POST", "/", wrong)
         assert code == 400
-        assert said.startswith(b"wanted an .npz file of the inputs: ")
+        assert said.startswith(b"expected an .npz file of the inputs: ")
     code, said = ask("POST", "/", npz(y=inputs["y"]))
     assert code == 400
     assert b"x/in:0" in said

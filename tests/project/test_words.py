@@ -46,6 +46,8 @@ PHRASES = (
     "give one that is not there",
     "nobody vouches for",
     "if it may be",
+    "is wanted",
+    "are wanted",
 )
 GAP = r"[\s\"'#*|]+f?[\"']?"
 STYLE = re.compile(r"^## Style\n.*?(?=^## )", re.DOTALL | re.MULTILINE)
@@ -72,6 +74,12 @@ TEXTS = texts()
 def test_gone(phrase: str) -> None:
     pattern = re.compile(r"(?<!\w)" + GAP.join(map(re.escape, phrase.split())) + r"(?!\w)", re.I)
     assert [str(path) for path, text in TEXTS.items() if pattern.search(text)] == []
+
+
+def test_the_spelling_is_that_of_the_field() -> None:
+    stems = "binar|quant|normal|optim|minim|initial|special|synchron|organ"
+    pattern = re.compile(rf"(?<![a-z])({stems})is(e|ed|es|er|ers|ing|ation|ations)\b", re.I)
+    assert {str(path) for path, text in TEXTS.items() if pattern.search(text)} == set()
 
 
 def test_phrases_are_found_where_they_are() -> None:

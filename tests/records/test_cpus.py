@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,15 @@ def test_the_records_that_come_with_bnncc_say_their_cpu() -> None:
         log = records.read(folder)
         assert log.records
         assert {record.cpu.partition("-")[0] for record in log.records} == {"AuthenticAMD"}
+
+
+def test_each_record_has_the_unit_of_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, unit in (("arm64", "instructions"), ("x86-64-v3", "us")):
+        assert cli.main(["records", "list", "--target", words]) == 0
+        head, *lines = capsys.readouterr().out.splitlines()
+        assert re.split("  +", head)[3:7] == ["trials", "best", "default", "unit"]
+        assert lines
+        assert all(f" {unit} " in line for line in lines)
+        assert cli.main(["records", "list", "--target", words, "--json"]) == 0
+        (listed,) = json.loads(capsys.readouterr().out).values()
+        assert {kernel["unit"] for kernel in listed["kernels"]} == {unit}

@@ -34,10 +34,10 @@ from tests.devices import (
 def test_nobody_there(digits: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     port = devices.free_port()
     message = fails(capsys, "deploy", digits["host"], "--rpc", f"127.0.0.1:{port}")
-    assert "no device listens there" in message
+    assert "no device answers" in message
     assert "rpc_server" in message
     where = ("--tracker", f"127.0.0.1:{port}", "--key", "k")
-    assert "no tracker listens there" in fails(capsys, "deploy", digits["host"], *where)
+    assert "no tracker answers" in fails(capsys, "deploy", digits["host"], *where)
     message = fails(capsys, "deploy", digits["host"], "--rpc", "no-such-host.invalid:1")
     assert "no-such-host.invalid:1: " in message
 
@@ -79,7 +79,7 @@ def test_a_silent_device_is_given_up(
         where = ("--rpc", f"127.0.0.1:{port}", "--timeout", 1)
         message = fails(capsys, "deploy", digits["host"], *where)
         assert "lost the device" in message
-        assert "it said nothing for 1 s" in message
+        assert "it did not respond for 1 s" in message
 
 
 def test_two_clients_at_once(

@@ -83,9 +83,9 @@ def test_from_python(batch_of_7: Path) -> None:
         bnncc.verify(MODEL, batch_of_7, labels=labels)
     with pytest.raises(UsageError, match="need labels"):
         bnncc.verify(MODEL, batch_of_7, min_accuracy=0.5)
-    with pytest.raises(InputError, match="labels: dtype is float64, wanted integers"):
+    with pytest.raises(InputError, match="labels: dtype is float64, expected integers"):
         bnncc.verify(MODEL, batch_of_7, inputs, labels=labels / 2)
-    with pytest.raises(InputError, match="inputs are of type ndarray, wanted arrays by name"):
+    with pytest.raises(InputError, match="inputs are of type ndarray, expected arrays by name"):
         bnncc.verify(MODEL, batch_of_7, inputs["images"], labels=labels)
 
 
@@ -120,10 +120,10 @@ class Fixed:
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (np.zeros((2, 3, 1, 2)), "has shape [2, 3, 1, 2], wanted a score per example and class"),
-        (np.zeros(3), "has shape [3], wanted a score per example and class"),
-        (np.zeros(()), "has shape [], wanted a score per example and class"),
-        (np.zeros((2, 1)), "has one score per example, wanted one for each class"),
+        (np.zeros((2, 3, 1, 2)), "has shape [2, 3, 1, 2], expected a score per example and class"),
+        (np.zeros(3), "has shape [3], expected a score per example and class"),
+        (np.zeros(()), "has shape [], expected a score per example and class"),
+        (np.zeros((2, 1)), "has one score per example, expected one for each class"),
         (np.zeros((2, 2)), "label 2 is not one of the 2 classes"),
     ],
 )
@@ -158,8 +158,10 @@ def test_what_is_refused(
     assert "3 labels for 450 examples" in fails(capsys, 1, *given, "short.npy")
     assert "0 labels for 450 examples" in fails(capsys, 1, *given, "none.npy")
     said = fails(capsys, 1, *given, "float.npy")
-    assert "float.npy: `labels`: dtype is float64, wanted integers" in said
-    assert "shape is [450, 10], wanted one class number" in fails(capsys, 1, *given, "one_hot.npy")
+    assert "float.npy: `labels`: dtype is float64, expected integers" in said
+    assert "shape is [450, 10], expected one class number" in fails(
+        capsys, 1, *given, "one_hot.npy"
+    )
     assert "label 10 is not one of the 10 classes" in fails(capsys, 1, *given, "eleven.npy")
     assert "other.npz: has no array `labels`" in fails(capsys, 1, *given, "other.npz")
     assert "text: " in fails(capsys, 1, *given, "text")
@@ -168,7 +170,7 @@ def test_what_is_refused(
     said = fails(capsys, 2, *verb, "--min-accuracy", "0.5")
     assert "--min-accuracy and --scores need --labels" in said
     said = fails(capsys, 2, *given, IMAGES, "--scores", "prob")
-    assert "has no output `prob`, wanted the one with the scores: logits" in said
+    assert "has no output `prob`, expected the one with the scores: logits" in said
     for wrong in ("1.5", "101%", "-1", "nan", "much"):
         said = fails(capsys, 2, *given, IMAGES, f"--min-accuracy={wrong}")
         assert f"`{wrong}` is not a number from 0 to 1 or a percentage" in said
@@ -177,7 +179,7 @@ def test_what_is_refused(
 def test_several_outputs_need_a_name(folder: Path) -> None:
     zeros = np.zeros((2, 8), np.float32)
     inputs = {"x/in:0": zeros, "y": zeros}
-    with pytest.raises(UsageError, match=r"has several outputs, wanted .*: product, sum"):
+    with pytest.raises(UsageError, match=r"has several outputs, expected .*: product, sum"):
         accuracy(tiny(), inputs, np.array([0, 1]))
     np.savez("examples.npz", labels=[0, 1], **inputs)
     read, labels = read_examples(tiny(), "examples.npz", "examples.npz")

@@ -205,13 +205,13 @@ def test_wrong_inputs_are_named(artifact: Artifact) -> None:
     x, y = good["x/in:0"], good["y"]
     for change, message in [
         ({"z": x}, "the network has no input `z`"),
-        ({"y": y.astype(np.float64)}, "input `y` has dtype float64, wanted float32"),
+        ({"y": y.astype(np.float64)}, "input `y` has dtype float64, expected float32"),
         ({"y": y[:2]}, "input `y`: dimension `n` is 2, but 3 in `x/in:0`"),
-        ({"y": y[:, :7]}, r"input `y` has shape \[3, 7\], wanted \[n, 8\]"),
-        ({"y": y[0]}, r"input `y` has shape \[8\], wanted \[n, 8\]"),
+        ({"y": y[:, :7]}, r"input `y` has shape \[3, 7\], expected \[n, 8\]"),
+        ({"y": y[0]}, r"input `y` has shape \[8\], expected \[n, 8\]"),
         ({"x/in:0": x[:0], "y": y[:0]}, r"has shape \[0, 8\]"),
-        ({"y": [[1.0] * 8]}, "input `y` is a list, wanted an array"),
-        ({"y": np.array([["a"] * 8] * 3)}, "input `y` holds text, wanted float32"),
+        ({"y": [[1.0] * 8]}, "input `y` is a list, expected an array"),
+        ({"y": np.array([["a"] * 8] * 3)}, "input `y` holds text, expected float32"),
     ]:
         with pytest.raises(InputError, match=message):
             artifact.run({**good, **change})
@@ -314,8 +314,8 @@ def test_places_for_results_that_do_not_fit(compiled: Artifact) -> None:
     for wrong, message in (
         ({"sum": total}, "output `product` is missing"),
         ({**right, "more": total}, "the network has no output `more`"),
-        ({**right, "sum": total.tolist()}, "output `sum` is a list, wanted a NumPy array"),
-        ({**right, "sum": total.astype("f8")}, "output `sum` has dtype float64, wanted float32"),
+        ({**right, "sum": total.tolist()}, "output `sum` is a list, expected a NumPy array"),
+        ({**right, "sum": total.astype("f8")}, "output `sum` has dtype float64, expected float32"),
         ({**right, "sum": total[:, :-1]}, "output `sum` has shape"),
         ({**right, "sum": np.asfortranarray(total)}, "`sum` is not contiguous and writeable"),
         ({**right, "sum": frozen}, "`sum` is not contiguous and writeable"),

@@ -203,5 +203,5 @@ def test_hostile_selfcheck(path: Path) -> None:
     members["selfcheck.npz"] = npz_bytes({"input_0": np.zeros((1, 9), np.float32)})
     content = container.sealed(content, members)
     path.write_bytes(b"".join(container.file_chunks(content, members)))
-    with pytest.raises(ArtifactError, match=r"has shape \[1, 9\], wanted \[n, 8\]"):
+    with pytest.raises(ArtifactError, match=r"has shape \[1, 9\], expected \[n, 8\]"):
         Artifact.load(path).selfcheck_arrays()

@@ -42,8 +42,8 @@ def test_file_fills_in_its_base(tmp_path: Path) -> None:
         ("{", "not JSON"),
         ("[]", "found no JSON object"),
         ('{"mcpu": "znver4", "vector_bit": 512}', "unknown field `vector_bit`"),
-        ('{"mcpu": "znver4", "vector_bits": "512"}', "is '512', a whole number above 0 is wanted"),
-        ('{"base": "arm64", "mattr": 5}', "`mattr` is 5, a list of texts is wanted"),
+        ('{"mcpu": "znver4", "vector_bits": "512"}', "is '512', expected a whole number above 0"),
+        ('{"base": "arm64", "mattr": 5}', "`mattr` is 5, expected a list of texts"),
         ("{}", "`mcpu` is missing"),
     ],
 )

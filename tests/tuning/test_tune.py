@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import random
@@ -46,7 +47,7 @@ from bnncc.tuning.interrupts import Interrupts
 from bnncc.tuning.pool import Pool, Setup
 from bnncc.tuning.task import Task, key_of
 from bnncc.tuning.trials import Plan
-from bnncc.tuning.tuner import Result, Tuner, tasks_of
+from bnncc.tuning.tuner import Progress, Result, Tuner, tasks_of
 from tests.devices import DIGITS, ENVIRONMENT, until
 from tests.kernel_harness import run_kernel
 from tests.passes import test_products
@@ -302,6 +303,37 @@ def test_the_best_races_the_default(tmp_path: Path, capsys: pytest.CaptureFixtur
     last = (said.out + said.err).splitlines()[-1]
     assert ("kept the default" in last) == (task.kept == default)
     assert ("less than the default" in last) <= (task.kept != default)
+
+
+class Terminal(io.StringIO):
+    """Standard error as a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize("columns", [24, 60])
+def test_progress_stays_on_one_line(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    (task,) = tasks_of([(KERNEL.spec, 1)], NATIVE, 1)
+    for point, seconds in zip(task.all, (2e-6, 1e-6), strict=False):
+        task.note(point, seconds)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
+    monkeypatch.setenv("TERM", "xterm")
+    progress = Progress(Console(0), 14, None, "s")
+    for done in (1, 7, 14):
+        progress.show(done, task)
+    *lines, rest = terminal.getvalue().split("\r\x1b[K")[1:]
+    progress.end([task])
+    assert len(lines) == 2
+    assert all(len(line) < columns and "\n" not in line for line in (*lines, rest))
+    assert rest.startswith("[####################]"[: columns - 1])
+    *_, last = terminal.getvalue().split("\r\x1b[K")
+    assert last.startswith(f"{task.workload.name}: 1.00 us (50.0 % less than the default), ")
 
 
 def test_only_the_race_says_what_is_best() -> None:

@@ -213,7 +213,7 @@ class Runner:
             while True:
                 left = self.until - time.monotonic()
                 if left < 0 or not selector.select(min(left, QUIET_SECONDS)):
-                    raise TimeoutError(f"said nothing for {QUIET_SECONDS:g} s")
+                    raise TimeoutError(f"did not respond for {QUIET_SECONDS:g} s")
                 data = os.read(process.stdout.fileno(), 1 << 16)
                 held += data
                 *whole, held = held.split(b"\n")
@@ -341,7 +341,7 @@ def main(root: Path, argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return WRONG
     except KeyboardInterrupt:
-        print("interrupted; run it again to go on", file=sys.stderr)
+        print("interrupted; run it again to continue", file=sys.stderr)
         return INTERRUPTED
     print("\n".join(summary(log.lines)))
     if index["report"]:
@@ -351,6 +351,6 @@ def main(root: Path, argv: Sequence[str] | None = None) -> int:
     if wrong:
         print(f"{len(wrong)} results are wrong or failed: see {args.results}", file=sys.stderr)
     if not whole:
-        print("the time is up; run it again to go on", file=sys.stderr)
+        print("the time limit is reached; run it again to continue", file=sys.stderr)
         return TIME_UP
     return WRONG if wrong else DONE

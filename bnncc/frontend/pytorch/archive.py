@@ -58,6 +58,7 @@ DTYPES: Mapping[int, np.dtype[Any]] = {
 }
 """Types, by their number in the files."""
 
+_OTHER = "a zip archive, but not of an exported PyTorch program"
 _STRIDED = 7
 _DAMAGE = (
     *(zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, struct.error, OSError, EOFError),
@@ -119,7 +120,7 @@ class Archive:
                 hint=f"export it {EXPORT}",
             )
         if len(names) != 1:
-            raise ModelError(f"the archive holds {len(names)} exported programs, one is wanted")
+            raise ModelError(f"the archive holds {len(names)} exported programs, expected one")
         name = names[0]
         for folder in ("weights", "constants"):
             if f"data/{folder}/{name}.pt" in self._infos:
@@ -134,11 +135,10 @@ class Archive:
             raise ModelError(f"the archive has {len(infos)} entries, at most {MAX_ENTRIES}")
         if not infos:
             raise ModelError("the archive is empty")
+        if all(info.filename.endswith(".npy") for info in infos):
+            raise ModelError("this is an .npz file of arrays, not a model")
         if "/" not in infos[0].filename.strip("/"):
-            raise ModelError(
-                f"no exported program: archive entry {infos[0].filename[:60]!r} lies in no folder",
-                hint=f"export one {EXPORT}",
-            )
+            raise ModelError(_OTHER)
         self._root = infos[0].filename.partition("/")[0] + "/"
         found: dict[str, zipfile.ZipInfo] = {}
         total = 0
@@ -177,7 +177,7 @@ class Archive:
                 )
             if "data.pkl" in has:
                 raise pickled("a checkpoint, that is, all of it")
-            raise ModelError("a zip archive, but not of an exported PyTorch program")
+            raise ModelError(_OTHER)
         if self._read("archive_format", 64) != b"pt2":
             raise ModelError("the archive's format is not `pt2`")
         if self._read("archive_version", 64) != b"0":
@@ -195,7 +195,7 @@ class Archive:
             )
         if info.file_size > limit:
             raise ModelError(
-                f"archive entry `{name[:80]}`: {info.file_size} bytes, at most {limit} are wanted"
+                f"archive entry `{name[:80]}`: {info.file_size} bytes, expected at most {limit}"
             )
         try:
             data = self._zip.read(info)

@@ -52,8 +52,8 @@ def exported(model: Any, example_inputs: Any = None, dynamic_shapes: Any = None)
         return model
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
-            f"a {type(model).__name__} cannot be compiled; a torch.nn.Module or a "
-            "torch.export.ExportedProgram is wanted"
+            f"a {type(model).__name__} cannot be compiled; expected a torch.nn.Module or a "
+            "torch.export.ExportedProgram"
         )
     if example_inputs is None:
         raise UsageError(

@@ -290,7 +290,7 @@ class Converter:
         if meta.shape != payload.shape or meta.dtype != payload.dtype.name:
             raise ModelError(
                 f"parameter `{key[:80]}`: stored as {payload.dtype.name} {list(payload.shape)}, "
-                f"the program wants {meta.dtype} {list(meta.shape)}"
+                f"expected {meta.dtype} {list(meta.shape)}"
             )
         return self._stored[payload]
 

@@ -12,7 +12,7 @@ from bnncc.frontend.pytorch import resizing, windows
 from bnncc.frontend.pytorch.products import batched
 from bnncc.frontend.pytorch.site import Name, Rule, Site, Value
 
-# -------------------------------------------------------------------------------------- normalising
+# -------------------------------------------------------------------------------------- normalizing
 
 
 def _batch_norm(site: Site) -> Name:

@@ -37,7 +37,7 @@ def read(archive: Archive) -> Program:
         major = data["schema_version"]["major"]
         if major != SCHEMA:
             raise ModelError(
-                f"schema version {str(major)[:20]} of exported programs, {SCHEMA} is wanted "
+                f"schema version {str(major)[:20]} of exported programs, expected {SCHEMA} "
                 "(what torch 2.13 writes)"
             )
         module = data["graph_module"]

@@ -21,7 +21,7 @@ Rule = Callable[[Node, int, Graph], "list[Node] | None"]
 _SAME = ("SAME_UPPER", "SAME_LOWER")
 
 
-def normalise(node: Node, version: int, graph: Graph) -> list[Node]:
+def normalize(node: Node, version: int, graph: Graph) -> list[Node]:
     """Convert a node of opset `version` to the newest form.
 
     Parameters
