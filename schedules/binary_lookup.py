@@ -28,7 +28,6 @@ from bnncc.schedules.space import Point, Space, powers, tile_sizes, with_threads
 from bnncc.schedules.templates.channel_tiles import Group, groups
 from bnncc.schedules.templates.window import Segment, image, segments
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import layout
 from bnncc.topi_binary.definitions import byte_sums, define, nibbles
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
