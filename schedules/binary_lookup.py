@@ -60,9 +60,14 @@ registers taps share table rows: 9 byte accumulators leave room for their eighte
 
 
 _APART = (7, 2, 1, True)
-"""The same for 64-byte vectors if taps have few table rows in common, as in 1x1 and strided layers.
-Two channel vectors share each row instead; one vector takes 10 to 20 % longer on Zen 5, and about
-as long on Zen 4, although the 16-bit sums of two are in memory."""
+"""The same for 64-byte vectors if taps have few table rows in common, as in 1x1 and strided layers
+and in images of at most 7 columns. Two channel vectors share each row instead; one vector takes 2
+to 20 % longer on Zen 5. On Zen 4 neither is faster where taps share few rows, although the 16-bit
+sums of two vectors are in memory."""
+
+_WHOLE_ROW = 13
+"""Columns up to which a row of output pixels is one tile of 64-byte vectors: two smaller tiles take
+2 to 4 % longer on Zen 5."""
 
 MAX_ACCUMULATORS = {16: 12, 32: 14, 64: 28}
 """By vector size in bytes: accumulators that fit in registers beside the operands."""
@@ -280,15 +285,18 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     per_group = spec.out_channels // spec.groups
     widest = min(target.vector_bits // 8, 64)
     size = NIBBLE_LANES if per_group % widest and widest > NIBBLE_LANES else widest
-    apart = spec.kernel[1] == 1 or spec.strides[1] > 1
+    width = image(spec)[2]
+    apart = spec.kernel[1] == 1 or spec.strides[1] > 1 or width <= _APART[0]
     columns, vectors, unroll, shared = _APART if apart and size == 64 else _TILES[widest]
+    if size == 64 and not apart and width <= _WHOLE_ROW:
+        columns = width
     if per_group <= size or (spec.groups > 1 and per_group % (vectors * size)):
         vectors, shared = 1, True  # half the lookups per row: separate loads would take longer
     if widest < 64 and spec.strides[1] > 1:
         shared = False  # taps have few rows in common
     return {
         "bytes": size,
-        "columns": shares(image(spec)[2], columns)[0],
+        "columns": shares(width, columns)[0],
         "vectors": max(vectors, NIBBLE_LANES // size),
         "unroll": unroll,
         "shared": int(shared),
