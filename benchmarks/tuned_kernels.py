@@ -32,6 +32,7 @@ from bnncc.records import database as records
 from bnncc.records.database import Writer
 from bnncc.records.workload import Workload
 from bnncc.schedules.space import Point
+from bnncc.targets import host
 from bnncc.targets.catalog import resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.tuning.pool import Pool, Setup
@@ -127,7 +128,7 @@ def keep(
     times: dict[Workload, list[list[float]]],
 ) -> None:
     """Put the times of defaults and of other points on record."""
-    search = Search(target)
+    search = Search(target, cpu=host.core_model())
     with Writer(folder) as writer:
         for workload, found in times.items():
             (task,) = tasks_of([(workload.spec, 1)], target, workload.threads)

@@ -28,7 +28,6 @@ from bnncc.schedules.space import Point, Space, powers, tile_sizes, with_threads
 from bnncc.schedules.templates.channel_tiles import Group, groups
 from bnncc.schedules.templates.window import Segment, image, segments
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import layout
 from bnncc.topi_binary.definitions import byte_sums, define, nibbles
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
@@ -47,26 +46,28 @@ CONVERTED = 32
 TABLES = "table", "border", "plane", "rows", "ones", "starts"
 """Name prefixes of the blocks that are computed before all sums."""
 
-_TILES = {16: (4, 2, 4, True), 32: (6, 2, 1, False), 64: (7, 1, 2, True)}
+_TILES = {16: (4, 2, 4, False), 32: (6, 2, 1, False), 64: (9, 1, 2, True)}
 """By vector size in bytes: columns and channel vectors per tile, nibbles per loop body, and whether
 taps share table rows.
 
-The fastest of those tried on the layers of ``benchmarks/layers.py``. They have 8, 12 and 7
-accumulators. SSE needs registers for copies, because its lookup overwrites the table row. With 32
-registers, 7 byte accumulators leave room for their fourteen 16-bit sums; with two channel vectors
-these are loaded and stored in every iteration, which takes 6 % of the time on Zen 4. At most two
-64-byte lines can be loaded per cycle, which is also the lookup rate, so taps share table rows. With
-16 registers, sharing takes 0.94 of the time with SSE. With AVX2 it is faster on Zen 4 but, by the
-port models of llvm-mca, 4 % slower on Intel's cores.
+The fastest of those tried on the layers of ``benchmarks/layers.py``. They have 8, 12 and up to 9
+accumulators. SSE needs registers for copies, because its lookup overwrites the table row; sharing
+rows takes 7 % longer with it on Zen 5, and up to 16 % on Zen 4 where row tables leave no registers.
+With AVX2 sharing is faster on Zen 4 but, by the port models of llvm-mca, 4 % slower on Intel's
+cores. At most two 64-byte lines can be loaded per cycle, which is also the lookup rate, so with 32
+registers taps share table rows: 9 byte accumulators leave room for their eighteen 16-bit sums.
 """
 
 
-_WIDE_TILE = (3, 2, 8, False)
-"""The same for 64-byte vectors if each kernel row has one tap of `_LONG` words or more: taps have
-no rows to share, so channels share them. Three columns leave registers for 16-bit sums; six
-columns, with these sums in memory, take 3 % longer on Zen 4."""
+_APART = (7, 2, 1, True)
+"""The same for 64-byte vectors if taps have few table rows in common, as in 1x1 and strided layers
+and in images of at most 7 columns. Two channel vectors share each row instead; one vector takes 2
+to 20 % longer on Zen 5. On Zen 4 neither is faster where taps share few rows, although the 16-bit
+sums of two vectors are in memory."""
 
-_LONG = 4
+_WHOLE_ROW = 13
+"""Columns up to which a row of output pixels is one tile of 64-byte vectors: two smaller tiles take
+2 to 4 % longer on Zen 5."""
 
 MAX_ACCUMULATORS = {16: 12, 32: 14, 64: 28}
 """By vector size in bytes: accumulators that fit in registers beside the operands."""
@@ -256,9 +257,8 @@ class _Form:
         *_, w, _, _, _, o, kw, nibble = sch.get_loops("sum")
         nibble, *body = sch.split(nibble, [None, point["unroll"]])
         outer = [nibble] if point["shared"] else [kw, nibble]
-        if point[
-            "shared"
-        ]:  # table rows stay in registers from tap to tap, or weights from column to column
+        # Table rows stay in registers from tap to tap, or weights from column to column.
+        if point["shared"]:
             extents = [int(sch.get(loop).extent) for loop in (w, kw, o)]
             body += [w, kw] if extents[0] > extents[1] * extents[2] else [kw, w]
         else:
@@ -285,15 +285,18 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     per_group = spec.out_channels // spec.groups
     widest = min(target.vector_bits // 8, 64)
     size = NIBBLE_LANES if per_group % widest and widest > NIBBLE_LANES else widest
-    long = spec.kernel[1] == 1 and layout.words(spec.channels // spec.groups) >= _LONG
-    columns, vectors, unroll, shared = _WIDE_TILE if long and size == 64 else _TILES[widest]
+    width = image(spec)[2]
+    apart = spec.kernel[1] == 1 or spec.strides[1] > 1 or width <= _APART[0]
+    columns, vectors, unroll, shared = _APART if apart and size == 64 else _TILES[widest]
+    if size == 64 and not apart and width <= _WHOLE_ROW:
+        columns = width
     if per_group <= size or (spec.groups > 1 and per_group % (vectors * size)):
         vectors, shared = 1, True  # half the lookups per row: separate loads would take longer
     if widest < 64 and spec.strides[1] > 1:
         shared = False  # taps have few rows in common
     return {
         "bytes": size,
-        "columns": shares(image(spec)[2], columns)[0],
+        "columns": shares(width, columns)[0],
         "vectors": max(vectors, NIBBLE_LANES // size),
         "unroll": unroll,
         "shared": int(shared),

@@ -40,10 +40,10 @@ MAX_VECTORS = 4
 """Largest number of data vectors per tile in the search space."""
 
 UNROLLED = 6
-"""Vectors of a run per loop body."""
+"""Maximum number of vectors of a run per loop body."""
 
 TABLES = "data", "twice", "ones_total", "starts"
-"""Names of the blocks that are computed before all sums."""
+"""Name prefixes of the blocks that are computed before all sums."""
 
 ALL_UNROLLED = 18
 """Total vectors of all kernel rows up to which the loops over them are fully unrolled."""
@@ -99,7 +99,11 @@ def apply(
 
 @dataclass(frozen=True)
 class _Rows:
-    """A range of output rows: all taps inside the image, or the same rows at both ends."""
+    """A range of output rows.
+
+    `inner` says that all their taps are inside the image. If `ends` is not 0, only so many of the
+    rows at each end belong to the range.
+    """
 
     first: int
     count: int

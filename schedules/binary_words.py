@@ -74,7 +74,7 @@ POINTWISE_TILE = (4, 2)
 take most of the time, and they are faster on contiguous memory."""
 
 FEW_WORDS = 16
-"""Words per pixel up to which `THIN_TILE` applies."""
+"""Words per pixel up to which `POINTWISE_TILE` applies."""
 
 MAX_UNROLLED = 256
 """Products per unrolled loop body."""

@@ -3,7 +3,7 @@
 Bits are first expanded to bytes, and floats rounded to bfloat16, see `definitions.byte_products`:
 data for a whole image, weights for sixteen output channels, which are then applied to all pixels. A
 line of windows is split into runs of at most sixteen pixels; up to `intrin_amx.SUMS` runs share
-each weight tile. Lines end at the end of an output row. Their sums are stored to memory and pass
+each weight tile. A line consists of whole output rows. Its sums are stored to memory and pass
 through the same epilogue as in other kernels. Exact zeros in the data need no separate code.
 
 This kernel has not been timed; `tile_choice` says which layers use it, and why.
@@ -34,7 +34,7 @@ from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
 
 TILE_CYCLES, ROW_CYCLES, WEIGHT_CYCLES = 8.0, 0.5, 4.0
-"""Estimated cycles per tile of a run, per row of the tile, and for loading its share of weights."""
+"""Estimated cycles per data tile, per row of it, and per weight tile that data tiles share."""
 
 SHARED = "data", "panel", "panel_last", "sum", "sum_last"
 """Blocks whose tensors several loop nests share."""

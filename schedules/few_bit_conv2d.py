@@ -55,7 +55,7 @@ MAX_VECTORS = 4
 """Maximum number of channel vectors that share a data word."""
 
 CODE_SUMS = 16
-"""Number of sums in a tile of packed weights, which has several per product."""
+"""Maximum number of sums in a tile of packed weights, which have several sums per product."""
 
 LEVELS = "levels"
 """Block of the sums of levels of each pixel, which all tiles of packed weights read."""

@@ -44,7 +44,7 @@ def writes_nchw(spec: Conv2d, target: TargetSpec) -> bool:
 def direct(
     func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc | None:
-    """Schedule a direct float convolution; None for methods with a ring buffer of rows."""
+    """Schedule a direct float convolution; None for kernels with a ring buffer of rows."""
     if spec.method == "direct" and quantization.apart(spec):
         return bfloat16_conv2d.apply(func, spec, target, threads, point)
     if spec.method != "direct" or spec.operands != "float32":

@@ -1,4 +1,4 @@
-"""exp, log, sigmoid, tanh and erf of float32 as polynomials, instead of calls to the C library.
+"""exp, log, log1p, sigmoid, tanh and erf of float32 as polynomials, not calls to the C library.
 
 LLVM and C compilers would call the library for one number at a time. Here a function is additions
 and multiplications on vectors of any length. The error is below 2 ulp everywhere. Subnormal

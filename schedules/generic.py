@@ -240,7 +240,7 @@ def _lanes_of(extent: int, lanes: int) -> int:
 
 
 def _regular(sch: s_tir.Schedule, block: Block) -> int:
-    """Return the number of values along the last axis for which all indices move by 1 or 0."""
+    """Return the length of pieces of the last axis in which all indices move by 1 or 0; else 0."""
     statement = sch.get(block)
     var, extent = statement.iter_vars[-1].var, statement.iter_vars[-1].dom.extent
     loads = _loads(statement)

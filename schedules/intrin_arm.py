@@ -225,7 +225,7 @@ belong to different columns: add the lanes of four vectors; lower halves come fi
 TOTAL_IN_MEMORY = {
     (arch, bits): _total(arch, bits, 0, False, "global") for arch in FEATURES for bits in (8, 16)
 }
-"""By architecture and bits per lane: the same, added to a tensor in memory."""
+"""By architecture and bits per lane: the same, stored to a tensor in memory."""
 
 
 def _dot_codes(total: Expr, levels: Sequence[Expr], codes: Sequence[Expr]) -> Expr:

@@ -478,7 +478,7 @@ MAX = TensorPair(
         (T.Ramp(0, 1, LANES), T.max(*(x[T.Ramp(0, 1, LANES)] for x in (held, data))))
     ],
 )
-"""Combine an accumulator with data, lane by lane."""
+"""Take the maximum of an accumulator and data, lane by lane."""
 
 
 class _Packing(TensorPair):
@@ -586,7 +586,7 @@ TRANSPOSE = {
     for columns in (QUAD, 2 * QUAD)
     for count in range(QUAD, LANES + 1)
 }
-"""By columns and existing lanes: rows of `LANES` become rows of columns."""
+"""By number of columns and of lanes: rows of lanes become rows of columns."""
 
 
 def _load_first(count: int, masked: bool) -> TensorPair:

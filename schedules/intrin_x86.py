@@ -262,7 +262,7 @@ define linkonce_odr hidden <{LANES} x float> @bnncc_dot_bfloat16(
 }}
 """,
 )
-"""The same with two bfloat16 numbers per word."""
+"""As `DOT_ADD` does, but with two bfloat16 numbers per word."""
 
 
 _TO_BFLOAT16 = f"""
@@ -296,7 +296,7 @@ ROUND_BFLOAT16 = TensorPair(
     fresh=True,
     source=_TO_BFLOAT16,
 )
-"""The same as a tensor pair."""
+"""`TO_BFLOAT16` as a tensor pair."""
 
 
 def _carry_save(reach: int) -> TensorPair:

@@ -117,7 +117,7 @@ def estimated(func: tirx.PrimFunc, spec: Spec | None, target: TargetSpec) -> flo
     Returns
     -------
     float or None
-        None on GPUs, whose rates are unknown.
+        None for GPUs and portable C, whose rates are unknown.
     """
     if target.kind != "llvm":
         return None

@@ -3,16 +3,19 @@
 With data levels k (planes ``d_j`` of bits, ``k = sum 2**j d_j``) and integer weights q:
 
 * ``xor``: weights are odd, ``q = sum 2**i t_i`` with signs t. A product of planes is
-``popcount(t_i) - popcount(d_j ^ t_i)``. The first term depends on weights only and is part of the
-initial values; the kernel subtracts ``sum 2**(i + j) popcount(d_j ^ t_i)`` from them. * ``and``:
-weights are two's complement, ``q = sum 2**i u_i - 2**(W - 1) u_(W - 1)``, and a product of planes
-is ``popcount(d_j & u_i)``. Ternary weights have two planes: nonzero, and negative. * ``bytes``: a
-word holds four unsigned levels or four signed weights; one instruction multiplies and adds them. *
-``pairs``: the same with two 16-bit numbers. * ``floats``: each is a float32; sums below 2**24 are
-exact. * ``packed``: levels as in ``bytes``. Weights of 1 or 2 bits stay packed until they are
-multiplied: ``q = step * code + first`` with codes >= 0, so a sum is ``step * sum(k * code) + first
-* sum(k)``. In a word of codes, bits ``8 * b + W * j`` belong to channel ``4 * j + b``, so a shift
-and a mask extract the bytes that correspond to four adjacent levels.
+  ``popcount(t_i) - popcount(d_j ^ t_i)``. The first term depends on weights only and is part of the
+  initial values; the kernel subtracts ``sum 2**(i + j) popcount(d_j ^ t_i)`` from them.
+* ``and``: weights are two's complement, ``q = sum 2**i u_i - 2**(W - 1) u_(W - 1)`` (the sum is
+  over the lower planes), and a product of planes is ``popcount(d_j & u_i)``. Ternary weights have
+  two planes: nonzero, and negative.
+* ``bytes``: a word holds four unsigned levels or four signed weights; one instruction multiplies
+  and adds them.
+* ``pairs``: the same with two 16-bit numbers.
+* ``floats``: each is a float32; sums below 2**24 are exact.
+* ``packed``: levels as in ``bytes``. Weights of 1 or 2 bits stay packed until they are multiplied:
+  ``q = step * code + first`` with codes >= 0, so a sum is ``step * sum(k * code) + first *
+  sum(k)``. In a word of codes, bits ``8 * b + W * j`` belong to channel ``4 * j + b``, so a shift
+  and a mask extract the bytes that correspond to four adjacent levels.
 
 This module does not import TVM: passes pack weights with it, and kernels read the result.
 """
@@ -67,7 +70,7 @@ def per_word(spec: FewBitConv2d) -> int:
 
 
 def sums_of_word(spec: FewBitConv2d) -> int:
-    """Return the sums per word of weights: one for each position of a code in half a byte."""
+    """Return the number of sums per word of weights: one per position of a code in half a byte."""
     return 4 // spec.weight_bits if spec.method == "packed" else 1
 
 
@@ -129,8 +132,8 @@ def pack_weight(weight: np.ndarray, spec: FewBitConv2d) -> np.ndarray:
     -------
     ndarray, one-dimensional, see `constants`
         Blocks of `LANES` output channels, the last one padded with zeros; within a block the order
-        is (plane, kh, kw, word, lane). For ``packed`` weights, `TOGETHER` blocks, and the remaining
-        ones, are interleaved: (word, block, lane).
+        is (plane, kh, kw, word, lane). ``packed`` weights are interleaved in groups of `TOGETHER`
+        blocks, the last group possibly of fewer: (word, block, lane).
     """
     if spec.form == "planes":
         planes = planes_of(weight, spec.weight_bits, spec.method)

@@ -36,11 +36,11 @@ class BinaryConv2d(Convolution):
     The accumulator ``acc``, with K = kh * kw * channels_per_group:
 
     * ``xor`` mode (data +-1): the sum of ``popcount(d ^ w)`` over the taps inside the image. A tap
-    outside adds ``popcount(p ^ w)`` if `pad_value` is +1 or -1 (p is all ones or all zeros), and
-    ``channels_per_group / 2`` if `pad_value` is 0. So ``dot = K - 2 * acc`` everywhere. If channels
-    per group are odd, `pad_value` is 0 and there are pads, `doubled` is set and ``acc`` is twice
-    that (``dot = K - acc``). With `ternary`, each exact zero also counts 1/2: then `doubled` is set
-    too and ``acc = 2 * popcount((d ^ w) & ~z) + popcount(z) + ...``.
+      outside adds ``popcount(p ^ w)`` if `pad_value` is +1 or -1 (p is all ones or all zeros), and
+      ``channels_per_group / 2`` if `pad_value` is 0. So ``dot = K - 2 * acc`` everywhere. If the
+      channels per group are odd, `pad_value` is 0 and there are pads, `doubled` is set and ``acc``
+      is twice that (``dot = K - acc``). With `ternary`, each exact zero also counts 1/2: then
+      `doubled` is set too and ``acc = 2 * popcount((d ^ w) & ~z) + popcount(z) + ...``.
     * ``and`` mode (data in {0, 1}, weight +-1): ``popcount(d) - 2 * popcount(d & w)``, summed over
       the taps inside, so that ``dot = -acc``; if `pad_value` is 1, a tap outside adds
       ``channels_per_group - 2 * popcount(w)``.

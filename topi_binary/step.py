@@ -35,7 +35,7 @@ class Step:
                                                  vector and output: the zero plane
                                                  ``gthr[c] < acc <= thr[c]``. Binary anchors
                                                  only; reads ``acc``, leaves ``v``
-    ``levels``      see `levels`                 ``k`` = number of a level, 0 to `count`; stored in
+    ``levels``      see `WAYS`                   ``k`` = number of a level, 0 to `count`; stored in
                                                  `forms`; leaves ``v``
     ==============  ===========================  ==================================================
 

@@ -9,7 +9,7 @@ are padded with zeros:
 ``fragments-W``
     ``[tile][4 quads][8 columns][lane][word of the quad]``: the right operand of ``mma.sync``, two
     of k256 at a time. Lane ``4 * g + t`` holds quad ``t`` of column ``g``.
-    ``cores-W``
+``cores-W``
     ``[tile][4 quads][half][2][column][quad]``: the operand that ``wgmma`` reads from shared
     memory, core matrices of 8 columns x 16 bytes, without swizzling. Half ``h`` holds words ``2 h``
     and ``2 h + 1`` of each quad, in matrices of their own: of four threads, thread ``t`` has those
@@ -22,10 +22,10 @@ parameters and residuals, and write results, in whole sectors of memory.
 
 After the filters follows an int32 table, ``[class + 1][channel]``, that converts counts to
 accumulators. Kernels read zeros outside the image, and count ``u = popcount(d) - 2 * popcount(d &
-w)`` (with a zero plane, the sum over the planes ``d & ~z`` and ``d | z``). With ``D`` = 2 if the
-accumulator is doubled and 1 otherwise, ``acc = D * u + table[class of the pixel][channel]`` in
-every mode and for every padding. The last row holds ``D * popcount(w)``: an engine that counts
-``popcount(d ^ w)`` subtracts it, because ``u = popcount(d ^ w) - popcount(w)``.
+w)``. With ``D`` = 2 if the accumulator is doubled and 1 otherwise, ``acc = D * u + table[class of
+the pixel][channel]`` in every mode and for every padding. With a zero plane, ``D * u`` is the sum
+of ``u`` over the planes ``d & ~z`` and ``d | z``. The last row holds ``D * popcount(w)``: an engine
+that counts ``popcount(d ^ w)`` subtracts it, because ``u = popcount(d ^ w) - popcount(w)``.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def kernel(name: str, spec: Conv2d, cut: Cut | None = None) -> text.Kernel:
     Raises
     ------
     TargetError
-        If its operands are neither float32 nor pairs of float16 or bfloat16.
+        If its operands are neither float32 nor pairs of float16 or bfloat16, or its data are bytes.
     """
     depth = spec.channels // spec.groups
     constants = {

@@ -198,8 +198,8 @@ class Range:
         places = h, column + self.segment.start
         tests = []
         for axis, (place, tap) in enumerate(zip(places, (kh, kw), strict=True)):
-            # As bounds of the tap, which can become bounds of a loop over it. Windows without any
-            # tap inside the image all have the same bounds.
+            # As bounds of the tap, which can become bounds of a loop over it. A window without any
+            # tap inside the image needs both.
             low, high = tap_bounds(spec, axis, place)
             if any(not taps or taps.start > 0 for taps in patterns[axis]):
                 tests.append(tap >= low)

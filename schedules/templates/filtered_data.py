@@ -1,8 +1,8 @@
 """Transformed data of a filtered convolution.
 
-Lanes are channels if the data are NHWC and channels fill vectors. Otherwise lanes are tiles: the
-transforms of a row, side by side. For that, columns are first deinterleaved by their offset from
-the start of a tile (`_Planar`), so that all loads are contiguous.
+Lanes are channels if the data are NHWC with at least `MIN_CHANNELS` of them. Otherwise lanes are
+tiles: the transforms of a row, side by side. For that, columns are first deinterleaved by their
+offset from the start of a tile (`_Planar`), so that all loads are contiguous.
 
 If only rows are filtered, each image row is transformed once and kept in a ring buffer until no
 kernel row needs it. If both directions are filtered, the rows of a strip are transformed

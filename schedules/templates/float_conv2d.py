@@ -6,8 +6,8 @@ x vectors of accumulators stays in registers during the reduction, and is then p
 buffer of rows (`line_buffer`). Taps outside the image are skipped: rows by the bounds of the loop,
 columns by generating separate code for the tiles at the border. The blocks are those of
 `channel_tiles`. It is a template because of the ring buffer, and is tested against
-`definitions.conv2d`. Convolutions without pooling, and grouped ones, are scheduled by
-`schedules.float_conv2d`. `quantized_conv2d` is the same kernel with other operands and products.
+`definitions.conv2d`. `schedules.float_conv2d` schedules convolutions without pooling, and grouped
+ones that are not depthwise. `quantized_conv2d` is the same kernel with other operands and products.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Kernel:
     rows : Rows
         Its pooling must still be scheduled.
     depth : int
-        Channels per sum.
+        Channels per group.
     """
 
     def __init__(

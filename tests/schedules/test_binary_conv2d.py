@@ -18,7 +18,7 @@ from bnncc.topi_binary.spec import BinaryConv2d, Step, to_json
 from tests.binary_cases import batches, build, check, make_inputs, run
 from tests.kernel_harness import EMULATED, HERE, TARGETS, TILES
 
-EXAMPLES = 50 if os.environ.get("BNNCC_TEST_ALL") else 3
+EXAMPLES = 50 if os.environ.get("BNNCC_TEST_ALL") else 2
 THRESHOLD = (Step("threshold"),)
 
 generated = settings(
@@ -29,8 +29,8 @@ generated = settings(
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-# Twelve cases for each of three targets; 204 in all tests.
-emulated = settings(generated, max_examples=17 if EXAMPLES > 5 else 1)
+# Twelve cases and four simple ones for each of three targets; 196 in all tests.
+emulated = settings(generated, max_examples=17 if EXAMPLES > 5 else 2)
 
 
 def seed(spec: BinaryConv2d) -> np.random.Generator:

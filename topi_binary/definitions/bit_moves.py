@@ -23,7 +23,7 @@ Source = tuple[int, int, int, int]
 
 
 def concat_bits(operator: Operator, spec: ConcatBits) -> None:
-    """Concatenate the channels of two packed tensors."""
+    """Concatenate the channels of packed tensors."""
     parts: list[list[Source]] = [[] for _ in range(layout.words(sum(spec.channels)))]
     first, every = 0, 2**WORD_BITS - 1
     for number, channels in enumerate(spec.channels):
@@ -82,7 +82,7 @@ def _words(
 
 
 def pad_bits(operator: Operator, spec: PadBits) -> None:
-    """Pad a packed tensor with a constant bit: rows above and below, or columns on both sides."""
+    """Pad a packed tensor with a constant bit: rows above and below, columns on both sides."""
     data, out = operator.inputs[0], operator.outputs[0]
     words, rest, (height, width) = layout.words(spec.channels), spec.channels % 32, spec.output_hw
     top, left, _, right = spec.pads
@@ -110,7 +110,7 @@ def pad_bits(operator: Operator, spec: PadBits) -> None:
 
 
 def weights_of_rows(operator: Operator, spec: WeightsOfRows) -> None:
-    """Interleave rows in the order of constant weights; in mode ``and``, count their bits too."""
+    """Interleave rows in the order of constant weights; if `count`, write minus their popcounts."""
     words, rows = layout.words(spec.channels), layout.blocks(spec.rows) * LANES
 
     def word(n: Expr, row: Expr, c: Expr) -> Expr:

@@ -1,4 +1,4 @@
-"""Float convolution: direct, with rounded operands, or by Winograd's method along rows."""
+"""Float convolution: direct, with rounded operands, or by minimal filtering (Winograd)."""
 
 from __future__ import annotations
 

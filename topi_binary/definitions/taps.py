@@ -126,6 +126,7 @@ def flattened(spec: Flat) -> Flat:
     """Return `spec` with all pixels in one row if its kernel only reads one pixel per output.
 
     The images of a dense layer's batch become pixels too, so that several share a load of weights.
+    Binary convolutions of images, NCHW tensors and fused pooling leave `spec` unchanged.
     """
     if spec.rank == 2:
         if not isinstance(spec.n, int) or any(step.op == "gate" for step in spec.steps):

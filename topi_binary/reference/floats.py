@@ -193,7 +193,7 @@ def pad_bits(spec: PadBits, inputs: Sequence[Array]) -> list[Array]:
 def _unfiltered(packed: Array, spec: Conv2d) -> Array:
     """Recover weights from their transforms for minimal filtering.
 
-    A transform has more points than taps, so numbers that are no transform are detected.
+    A transform has more points than taps, so numbers that are not a transform are detected.
 
     Raises
     ------

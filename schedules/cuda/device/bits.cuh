@@ -4,7 +4,7 @@
 
 namespace bnncc {
 
-// `make` gives the word, which is number `first / 32` of its pixel.
+// `make` returns word `first / 32` of a pixel.
 template <class L, class Make>
 __device__ __forceinline__ void each_word(int images, unsigned* out, const Make& make) {
   const unsigned words = images * (L::OUT_HEIGHT * L::OUT_WIDTH * L::OUT_WORDS);
@@ -37,7 +37,7 @@ struct Pooled {
   }
 };
 
-// The highest level in each window, 32 channels at a time: planes are compared from the last on.
+// The highest level in each window, 32 channels at a time: planes are compared from the last down.
 template <class L>
 struct PooledLevels {
   const unsigned* data[L::PLANES];
@@ -101,7 +101,7 @@ struct Padded {
   }
 };
 
-// Bits `start` to `start` + 31 of a row of WORDS words; 0 before and behind it.
+// Bits `start` to `start` + 31 of a row of WORDS words; 0 before and after it.
 template <int WORDS>
 __device__ __forceinline__ unsigned bits_at(const unsigned* row, int start) {
   const int word = start >> 5;
@@ -110,7 +110,7 @@ __device__ __forceinline__ unsigned bits_at(const unsigned* row, int start) {
   return __funnelshift_r(low, high, start & 31);
 }
 
-// Bits whose places a table holds; -1 for a bit that stays 0.
+// Bits selected by a table of channels; -1 gives bit 0.
 template <class L>
 struct Gathered {
   const unsigned* data;

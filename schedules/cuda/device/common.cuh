@@ -1,17 +1,17 @@
-// What all kernels share: where results lie, wide loads, packed stores. No header is included, so
+// Shared by all kernels: places of results, wide loads, packed stores. No header is included, so
 // that NVRTC alone compiles it.
 #ifndef BNNCC_COMMON
 #define BNNCC_COMMON
 
 namespace bnncc {
 
-// A run of output channels of one pixel. Pixels and threads are counted in 32 bits, as a division of
-// 64 would be a call; offsets in memory are not.
+// A run of output channels of one pixel. Pixels and threads are counted in 32 bits, because a 64-bit
+// division would be a call; offsets in memory have 64 bits.
 struct Place {
   unsigned pixel;  // counted over all images
   int image, y, x;
   int first;    // channel
-  bool exists;  // else nothing is stored
+  bool exists;  // if false, nothing is stored
 };
 
 template <class L>
@@ -21,7 +21,7 @@ __device__ __forceinline__ Place place(unsigned pixel, int first) {
           (int)(pixel % L::OUT_WIDTH), first, true};
 }
 
-// The same where threads go on together although some have no pixel: those read the last one's.
+// The same if threads without a pixel must continue with the others: they read the last pixel.
 template <class L>
 __device__ __forceinline__ Place place(unsigned pixel, unsigned pixels, int first) {
   Place at = place<L>(pixel < pixels ? pixel : pixels - 1, first);
@@ -29,7 +29,7 @@ __device__ __forceinline__ Place place(unsigned pixel, unsigned pixels, int firs
   return at;
 }
 
-// Tensors are float32, or float16: then T is a type of 16 bits, which only memory has.
+// Tensors are float32 or float16; for float16, T is a 16-bit type that is used in memory only.
 __device__ __forceinline__ float widened(unsigned short bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
@@ -67,13 +67,13 @@ __device__ __forceinline__ void widen4(float (&to)[4], uint2 four) {
   to[2] = widened((unsigned short)four.y), to[3] = widened((unsigned short)(four.y >> 16));
 }
 
-// How many floats one is above 0, or below it: what integers compare as floats should.
+// The rank among float32 numbers, 0 for 0: ranks compare like the numbers.
 __device__ __forceinline__ int place_of(float number) {
   const unsigned bits = (unsigned)__float_as_int(number);
   return (int)(bits >> 31 ? 0x80000000u - bits : bits);
 }
 
-// Parameters of a kernel: nobody writes them while it runs.
+// Parameters of a kernel, which are not written while it runs.
 __device__ __forceinline__ void load4(float (&to)[4], const float* from) {
   const float4 v = __ldg((const float4*)from);
   to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
@@ -95,8 +95,8 @@ __device__ __forceinline__ void load4(float (&to)[4], const T* from) {
   widen4(to, __ldg((const uint2*)from));
 }
 
-// Four neighbouring numbers of a tensor, of which the first `count` exist. Only if WHOLE do rows
-// start at multiples of four numbers. Not __ldg: a kernel may store over what it adds.
+// Four adjacent elements of a tensor, of which the first `count` exist. Only if WHOLE do rows start
+// at multiples of four elements. Not __ldg: a kernel may store its result over a tensor that it adds.
 template <bool WHOLE, class T>
 __device__ __forceinline__ void fetch4(float (&to)[4], const T* from, int count) {
   if constexpr (WHOLE && sizeof(T) == 2) {
@@ -123,19 +123,19 @@ __device__ __forceinline__ void store4(T* to, const float (&v)[4], int count) {
   }
 }
 
-// Which channels the numbers of a thread belong to, four by four, counted from its `first`, and where
-// their bits are collected and stored. Bits beyond the last channel are stored as 0. What is loaded
-// before `together` is loaded before anything is stored behind it: else the assembler moves loads down
-// to between stores to the same lines, where they wait for those (four times as slow on an H200).
+// An order maps the values of a thread to channels, four at a time, relative to its `first`, and says
+// where their bits are collected and stored. Bits beyond the last channel are stored as 0. Loads
+// before `together` precede all stores after it: otherwise the assembler moves loads down between
+// stores to the same lines, where they wait for these (four times as slow on an H200).
 
-// Neighbouring channels from `first` on. LANES divides the bits of a word.
+// Adjacent channels from `first` on. LANES divides the bits of a word.
 struct Consecutive {
   static __device__ constexpr int words(int) { return 1; }
   static __device__ constexpr int word(int) { return 0; }
   static __device__ constexpr int bit(int i) { return i; }
   static __device__ constexpr int offset(int i) { return i; }
-  static __device__ constexpr bool whole(int, int) { return false; }  // threads may have none
-  static __device__ __forceinline__ void together() {}  // others may have left
+  static __device__ constexpr bool whole(int, int) { return false; }  // a thread may have no channel
+  static __device__ __forceinline__ void together() {}  // other threads may have returned
 
   template <int LANES, int CHANNELS>
   static __device__ __forceinline__ void store(unsigned* plane, const Place& at,
@@ -145,7 +145,7 @@ struct Consecutive {
     unsigned bits = all[0];
     if (CHANNELS % LANES != 0 && left < LANES) bits &= left > 0 ? (1u << left) - 1 : 0;
     if (CHANNELS % LANES == 0 && left <= 0) bits = 0;
-    if (at.first >= WORDS * 32 || !at.exists) return;  // in no word
+    if (at.first >= WORDS * 32 || !at.exists) return;  // beyond the last word
     unsigned* const word = plane + (size_t)at.pixel * WORDS + at.first / 32;
     if (LANES == 32) *word = bits;
     if (LANES == 16) ((unsigned short*)word)[at.first / 16 % 2] = bits;
@@ -155,7 +155,7 @@ struct Consecutive {
 
 // Four of every sixteen channels: thread t of four, whose `first` is 4 * t channels into a tile, has
 // those from 4 * t on, so that the four together read and write whole sectors of memory. They also
-// put their words together, for which all threads of a warp must come here.
+// combine their words, for which all threads of a warp must reach `store`.
 struct Spread {
   static __device__ constexpr int words(int lanes) { return lanes / 8; }
   static __device__ constexpr int word(int i) { return i / 8; }
@@ -183,7 +183,7 @@ struct Spread {
       const unsigned other = __shfl_xor_sync(WARP, odd ? mine[i] : mine[i + 1], 1);
       mine[i] = (odd ? mine[i + 1] : mine[i]) | other;
     }
-    if (OWN == 4) {  // and the upper two threads the upper words
+    if (OWN == 4) {  // the upper two threads keep the upper words
       const unsigned other = __shfl_xor_sync(WARP, upper ? mine[0] : mine[OWN / 2], 2);
       mine[0] = (upper ? mine[OWN / 2] : mine[0]) | other;
     } else {
@@ -196,7 +196,7 @@ struct Spread {
 };
 
 // Four of every 32 channels: thread t of eight, whose `first` is 4 * t channels into a tile, has two
-// fours of 64, for the same reason and with the same condition.
+// groups of four out of 64, for the same reason and under the same condition.
 struct Halves {
   static __device__ constexpr int words(int) { return 2; }
   static __device__ constexpr int word(int i) { return i / 4; }
@@ -222,8 +222,8 @@ struct Halves {
   }
 };
 
-// One thread for LANES channels of one pixel: the anchor makes numbers, `finish` what becomes of
-// them. Neighbouring threads have neighbouring channels, or pixels where those are contiguous.
+// One thread for LANES channels of one pixel: the anchor computes values, `finish` is the epilogue.
+// Adjacent threads have adjacent channels, or adjacent pixels if those are contiguous.
 template <class L, int LANES, typename Number, class Anchor, class Epilogue>
 __device__ __forceinline__ void each_place(int images, const Anchor& anchor,
                                            const Epilogue& finish) {

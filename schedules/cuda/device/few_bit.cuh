@@ -1,6 +1,6 @@
-// Convolution of small integers: a thread sums 16 output channels of a pixel. Operands are planes of
-// bits, or four, two or one number in a word (topi_binary/few_bit_data.py). Planes whose groups fill
-// tiles are left to tensor cores (few_bit_mma.cuh).
+// Convolution of small integers: a thread computes 16 output channels of a pixel. Operands are bit
+// planes, or four, two or one number per word (topi_binary/few_bit_data.py). Tensor cores compute
+// planes whose groups fill tiles (few_bit_mma.cuh).
 #ifndef BNNCC_FEW_BIT
 #define BNNCC_FEW_BIT
 
@@ -64,7 +64,7 @@ struct FewBits {
 #pragma unroll
         for (int low = 0; low < L::DATA_PLANES; ++low) {
           const unsigned bits = __ldg(data[low] + word);
-          // The last plane of two's complement is negative, and what differs is subtracted.
+          // The last plane of two's complement is negative, and differing bits are subtracted.
           const bool less = L::METHOD == XOR || (L::METHOD == AND && high == L::WEIGHT_PLANES - 1);
 #pragma unroll
           for (int k = 0; k < 4; ++k) {

@@ -1,10 +1,10 @@
-// Convolution of planes of bits by tensor cores: every pair of planes is a product of bits, which
-// counts 2^(i + j) times. A warp owns 16 pixels and 32 output channels.
+// Convolution of bit planes by tensor cores: each pair of planes is a product of bits, scaled by
+// 2^(i + j). A warp computes 16 pixels and 32 output channels.
 //
-// Operands are those of few_bit.cuh, read word by word. All is reckoned in bits that both operands
-// have: an engine that counts bits that differ also counts those of each operand, by a product with
-// zeros. Where weights are signs, only bits under the taps inside the image count: a plane of ones
-// inside the image finds the bits of the weights there.
+// Operands are those of few_bit.cuh, read word by word. All counts are converted to common bits: an
+// engine that counts differing bits also counts those of each operand, by a product with zeros. If
+// weights are signs, the result is the differing bits under the taps inside the image: a plane of
+// ones inside the image gives the popcounts of the weights there.
 #ifndef BNNCC_FEW_BIT_MMA
 #define BNNCC_FEW_BIT_MMA
 
@@ -20,8 +20,8 @@ __device__ __forceinline__ bool locate(const Window& at, int word, size_t& where
   return word < L::RUN && (unsigned)y < L::HEIGHT && (unsigned)x < L::WIDTH;
 }
 
-// The channel of a tile of 32 whose filter is column `lane / 4` of an eight: so that a lane gets
-// eight neighbouring channels.
+// The channel of a tile of 32 whose filter is column `lane / 4` of eight, so that a lane gets eight
+// adjacent channels.
 __device__ __forceinline__ int channel_of_column(int eight) {
   const int column = threadIdx.x % 32 / 4;
   return column / 2 * 8 + eight * 2 + column % 2;
@@ -35,7 +35,7 @@ __device__ __forceinline__ void add_planes(int (&totals)[4][4], const FewBits<L>
   constexpr unsigned NEUTRAL = COUNTS_COMMON ? ALL_LANES : 0u;
   const int lane = threadIdx.x % 32;
   int parts[PLANES][4][4] = {}, rows[PLANES][4] = {}, columns[4][4] = {};
-  // Two turns are no loop; but where bits become bytes, the registers of two are too many.
+  // Two iterations are unrolled, unless bits become bytes: then registers do not suffice for two.
 #pragma unroll(L::STEPS <= 2 && __CUDA_ARCH__ < 1000 ? 2 : 1)
   for (int step = 0; step < L::STEPS; ++step) {
     const int word = 8 * step + lane % 4;
@@ -84,7 +84,7 @@ __device__ __forceinline__ void add_planes(int (&totals)[4][4], const FewBits<L>
         const int own = L::METHOD == XOR ? rows[low][i] + common[PLANES - 1] - 2 * common[low]
                                          : common[low];
         const int part = own << (FIRST + low + high);
-        // The last plane of two's complement is negative, and what differs is subtracted.
+        // The last plane of two's complement is negative, and differing bits are subtracted.
         const bool less = L::METHOD == XOR || high == L::WEIGHT_PLANES - 1;
         totals[eight][i] += less ? -part : part;
       }
@@ -92,7 +92,7 @@ __device__ __forceinline__ void add_planes(int (&totals)[4][4], const FewBits<L>
 }
 
 // Adds the products of plane `high` of the weights and the data from plane FIRST on, as many at a
-// time as registers hold; bits that become bytes take more of them.
+// time as fit in registers; bits that become bytes need more of them.
 template <class L, int FIRST = 0>
 __device__ __forceinline__ void add_all(int (&totals)[4][4], const FewBits<L>& from,
                                         const Window (&at)[2], int high) {

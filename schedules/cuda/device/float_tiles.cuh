@@ -1,13 +1,13 @@
-// Float convolution as a product of matrices, tile by tile: rows are output pixels, columns 64 output
-// channels, and the long side is the run of numbers under the filter, a chunk of it in shared memory
-// at a time. A chunk is one row of the filter (BY_ROWS) or up to 16 channels of one tap, so that the
-// compiler knows where each of its numbers lies.
+// Float convolution as a matrix product, tile by tile: rows are output pixels, columns 64 output
+// channels, and the inner dimension is the run of elements under the filter, one chunk in shared
+// memory at a time. A chunk is one row of the filter (BY_ROWS) or up to 16 channels of one tap, so
+// that the compiler knows the address of each element.
 #ifndef BNNCC_FLOAT_TILES
 #define BNNCC_FLOAT_TILES
 
 namespace bnncc {
 
-// Where a window begins: its image, and the first tap's place in it.
+// The start of a window: its image, and the position of the first tap.
 template <class T>
 struct Sliding {
   const T* image;
@@ -27,7 +27,7 @@ __device__ __forceinline__ int image_at(int y, int x, int channel) {
                    : (y * L::WIDTH + x) * L::IN_CHANNELS + channel;
 }
 
-// Numbers `first` to `first` + COUNT of a chunk; 0 outside the image and behind the chunk's end.
+// Elements `first` to `first` + COUNT of a chunk; 0 outside the image and after the chunk's end.
 template <class L, int COUNT, class T>
 __device__ __forceinline__ void fetch_numbers(float (&to)[COUNT], const Sliding<T>& at,
                                               int chunk, int first) {
@@ -64,7 +64,7 @@ __device__ __forceinline__ void fetch_numbers(float (&to)[COUNT], const Sliding<
   }
 }
 
-// Filters of four neighbouring channels, number `number` of a chunk; 0 where there are none.
+// Filters of four adjacent channels, element `number` of a chunk; 0 if there are none.
 template <class L>
 __device__ __forceinline__ float4 fetch_filters(const float* weight, int chunk, int number,
                                                 int channel) {
@@ -103,13 +103,13 @@ __device__ __forceinline__ void shared_numbers(float (&to)[COUNT], const float* 
   }
 }
 
-// A thread owns ROWS pixels and two times four channels. SPLITS groups of threads share the chunks,
-// and add up at the end.
+// A thread computes ROWS pixels and two times four channels. SPLITS groups of threads share the
+// chunks, and add their sums at the end.
 template <class L, class T, class Epilogue>
 __device__ __forceinline__ void conv_by_tiles(const T* data, const float* weight, int images,
                                               int* shared, const Epilogue& finish) {
   constexpr int WIDE = 64, GROUP = 128 / L::SPLITS, PIXELS = L::ROWS * GROUP / 8;
-  constexpr int PITCH = PIXELS + 4, PARTS = 8 / L::ROWS;  // threads that fetch for one pixel
+  constexpr int PITCH = PIXELS + 4, PARTS = 8 / L::ROWS;  // threads that load one pixel
   constexpr int OWN = (L::CHUNK + PARTS - 1) / PARTS, QUADS = (L::CHUNK * 16 + GROUP - 1) / GROUP;
   constexpr int BUFFER = L::CHUNK * (PITCH + WIDE);
   constexpr int TURNS = (L::CHUNKS + L::SPLITS - 1) / L::SPLITS;

@@ -1,12 +1,12 @@
-// Float convolution, dense layers and pooling, and what elementwise kernels start from: anchors that
-// make LANES numbers of one pixel. The first and last layers of a binary network; every product is
-// done directly.
+// Float convolution, dense layers, pooling, and the inputs of elementwise kernels: anchors that
+// compute LANES values of one pixel. Used by the first and last layers of a binary network; all
+// products are computed directly.
 #ifndef BNNCC_FLOATS
 #define BNNCC_FLOATS
 
 namespace bnncc {
 
-// Where a channel of a pixel lies in the input.
+// The position of a channel of a pixel in the input.
 template <class L>
 __device__ __forceinline__ size_t input_at(int image, int y, int x, int channel) {
   if (L::PLANAR)
@@ -14,7 +14,7 @@ __device__ __forceinline__ size_t input_at(int image, int y, int x, int channel)
   return (((size_t)image * L::HEIGHT + y) * L::WIDTH + x) * L::IN_CHANNELS + channel;
 }
 
-// A number that nobody writes while the kernel runs; bytes are numbers, too.
+// An element that is not written while the kernel runs; bytes are converted.
 template <class T>
 __device__ __forceinline__ float read(const T* from) {
   if constexpr (sizeof(T) == 2) return widened(__ldg((const unsigned short*)from));
@@ -78,7 +78,7 @@ struct Convolution {
   }
 };
 
-// A dense layer: a warp for 16 units of one row, its lanes sharing the inputs.
+// A dense layer: a warp computes 16 units of one row; its lanes share the inputs.
 template <class L, class T, class Epilogue>
 __device__ __forceinline__ void dense(const T* data, const float* weight, int images,
                                       const Epilogue& finish) {
@@ -115,7 +115,7 @@ __device__ __forceinline__ void input4(float (&to)[4], const T* data, int image,
   }
 }
 
-// The rounded quotient by a small whole number, without the call that a division is: Newton's step
+// The rounded quotient by a small integer, without the call that a division would be: Newton's step
 // for the reciprocal, and Markstein's for the quotient.
 __device__ __forceinline__ float divided(float sum, float size) {
   const float guess = __fdividef(1.0f, size);
@@ -124,7 +124,7 @@ __device__ __forceinline__ float divided(float sum, float size) {
   return __fmaf_rn(__fmaf_rn(-quotient, size, sum), reciprocal, quotient);
 }
 
-// Pooling. PARTS threads of a warp share the taps of a window; threads between them have neighbouring
+// Pooling. PARTS threads of a warp share the taps of a window; threads between them have adjacent
 // channels.
 template <class L, int LANES, class T, class Epilogue>
 __device__ __forceinline__ void pool(const T* data, int images, const Epilogue& finish) {
@@ -177,7 +177,7 @@ __device__ __forceinline__ void pool(const T* data, int images, const Epilogue& 
   finish(Consecutive(), at, held);
 }
 
-// Numbers as they are; bytes become floats.
+// The elements of a tensor; bytes become floats.
 template <class L, typename T>
 struct Tensor {
   const T* data;
@@ -195,7 +195,7 @@ struct Tensor {
   }
 };
 
-// Bits as +1 and LOW; 0 where the zero plane has a bit.
+// Bits as +1 and LOW; 0 where the bit of the zero plane is set.
 template <class L>
 struct Bits {
   const unsigned* data;
@@ -214,7 +214,7 @@ struct Bits {
   }
 };
 
-// Levels, from as many planes of bits as they have.
+// Levels, from their bit planes.
 template <class L>
 struct Levels {
   const unsigned* planes[L::DATA_PLANES];

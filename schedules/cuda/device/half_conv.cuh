@@ -1,13 +1,13 @@
-// Float convolution whose operands are float16 or bfloat16, by `mma.sync`, with sums in float32: a
-// product of matrices, rows being output pixels, columns 64 output channels. A warp owns 32 pixels.
-// Numbers under the filter go through shared memory, 32 at a time, which pairs them and lets one
-// thread read what another fetched; filters come from memory as they are packed, two in a word.
+// Float convolution with float16 or bfloat16 operands, by `mma.sync`, with sums in float32: a matrix
+// product whose rows are output pixels and whose columns are 64 output channels. A warp computes 32
+// pixels. Elements under the filter pass through shared memory, 32 at a time, where they are paired
+// and shared by threads; filters are loaded from memory as they are packed, two per word.
 #ifndef BNNCC_HALF_CONV
 #define BNNCC_HALF_CONV
 
 namespace bnncc {
 
-// Two operands in a word. The first operand of the instruction goes to the upper half.
+// Two operands in a word. The first operand of the instruction becomes the upper half.
 template <class L>
 __device__ __forceinline__ unsigned pair(float low, float high) {
   if constexpr (L::FLOAT16) {
@@ -35,7 +35,7 @@ __device__ __forceinline__ void multiply_halves(float (&c)[4], unsigned a0, unsi
   }
 }
 
-// Numbers of the run: 32 from `first` on, in pairs; 0 outside the image and behind the end.
+// Elements of the run: 32 from `first` on, in pairs; 0 outside the image and after the end.
 template <class L, class T>
 __device__ __forceinline__ void fetch_pairs(unsigned (&to)[16], const Sliding<T>& at, int first) {
 #pragma unroll
@@ -70,7 +70,7 @@ __device__ __forceinline__ uint4 fetch_words(const unsigned* weight, int tile, i
   return make_uint4(found[0], found[1], found[2], found[3]);
 }
 
-// A chunk's products of a warp: 32 pixels by 64 channels.
+// The products of a chunk for one warp: 32 pixels by 64 channels.
 template <class L, int EIGHTS>
 __device__ __forceinline__ void multiply_rows(float (&sums)[2][EIGHTS][4], const uint4 (&rows)[4],
                                               const uint4* filters, const unsigned* weight, int tile,
@@ -89,7 +89,7 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[2][EIGHTS][4], const
   }
 }
 
-// Hands on the sums of a warp, whose lane has pixel `pixel` and those 8, 16 and 24 behind it.
+// Passes the sums of a warp to the epilogue; a lane has `pixel` and those 8, 16 and 24 after it.
 template <class L, int EIGHTS, class Epilogue>
 __device__ __forceinline__ void finish_rows(const float (&sums)[2][EIGHTS][4], unsigned pixel,
                                             unsigned pixels, int tile, const Epilogue& finish) {
@@ -103,8 +103,8 @@ __device__ __forceinline__ void finish_rows(const float (&sums)[2][EIGHTS][4], u
   }
 }
 
-// The same of float16 tensors whose channels come by eights: what a lane multiplies is what it loads, so
-// that data need no shared memory, and each warp goes its own way.
+// The same for NHWC tensors in the type of the operands, with a multiple of 8 channels: a lane
+// multiplies what it loads, so data need no shared memory, and warps are independent.
 template <class L, class T, class Epilogue>
 __device__ __forceinline__ void conv_of_halves(const T* data, const unsigned* weight, int images,
                                                int* shared, const Epilogue& finish) {
@@ -152,13 +152,13 @@ __device__ __forceinline__ void conv_of_halves(const T* data, const unsigned* we
   }
 }
 
-// Any layout and number of channels. If RESIDENT, a block keeps the filters in shared memory and goes
-// from pixels to pixels.
+// Any layout and number of channels. If RESIDENT, a block keeps the filters in shared memory and loops
+// over pixels.
 template <class L, class T, class Epilogue>
 __device__ __forceinline__ void conv_by_halves(const T* data, const unsigned* weight, int images,
                                                int* shared, const Epilogue& finish) {
   constexpr int EIGHTS = 8, PIXELS = 128, CHUNKS = (L::RUN + 31) / 32;
-  constexpr int PITCH = 20;  // words of a pixel: 16 and a gap, so that banks differ
+  constexpr int PITCH = 20;  // words per pixel: 16 and a gap, so that banks differ
   const unsigned pixels = images * (L::OUT_HEIGHT * L::OUT_WIDTH);
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int tile = blockIdx.y * 64;
@@ -173,7 +173,7 @@ __device__ __forceinline__ void conv_by_halves(const T* data, const unsigned* we
     float sums[2][EIGHTS][4] = {};
     unsigned own[16];
     fetch_pairs<L>(own, at, 0);
-    __syncthreads();  // the last numbers of the pixels before have been read
+    __syncthreads();  // the last elements of the previous pixels have been read
 #pragma unroll(L::UNROLL)
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
       unsigned* const a = numbers + chunk % 2 * (PIXELS * PITCH);

@@ -1,16 +1,15 @@
-// Float convolution of an image in planes (NCHW), every second column of it, by `mma.sync` on float16 or
-// bfloat16: the first layer of most networks. A block takes a tile of output pixels, whole rows of
-// it, and has the image under them in shared memory, two neighbouring columns in a word. Windows
-// begin at even columns there, so that a pair of operands is one word, wherever the window lies:
-// nothing is gathered. The long side goes plane by plane, row by row, rows filled up to 2, 4 or 8.
-// A warp keeps the filters of 32 channels in registers, and goes from pixels to pixels, and the block
-// from tile to tile.
+// Float convolution of an image in planes (NCHW), with an even horizontal stride, by `mma.sync` on
+// float16 or bfloat16: the first layer of most networks. A block computes a tile of output pixels, of
+// several rows, and holds the image under it in shared memory, two adjacent columns per word. Windows
+// start at even columns there, so a pair of operands is one word wherever the window is. The inner
+// dimension runs plane by plane and row by row; rows are padded to 2, 4 or 8 columns. A warp keeps the
+// filters of 32 channels in registers and loops over pixels; the block loops over tiles.
 #ifndef BNNCC_IMAGE_CONV
 #define BNNCC_IMAGE_CONV
 
 namespace bnncc {
 
-// Filter word of a lane: pair `number` of the long side, of one output channel; 0 where there is none.
+// Filter word of a lane: pair `number` of the inner dimension, for one output channel; 0 beyond.
 template <class L>
 __device__ __forceinline__ unsigned filter_pair(const unsigned* weight, int number, int channel) {
   constexpr int WORDS = (L::RUN + 1) / 2;
@@ -34,7 +33,7 @@ __device__ __forceinline__ void conv_of_image(const T* data, const unsigned* wei
   constexpr int EIGHTS = 4, ROWS = L::DEPTH * L::KERNEL_Y;     // of the filter, in all planes
   constexpr int STEPS = (ROWS * L::PAIRS + 7) / 8;             // of k16
   constexpr int IN_ROWS = (L::TILE_ROWS - 1) * L::STRIDE_Y + L::KERNEL_Y;
-  constexpr int PITCH = L::PITCH, PLANE = IN_ROWS * PITCH;     // words of a row, of a plane
+  constexpr int PITCH = L::PITCH, PLANE = IN_ROWS * PITCH;     // words per row and per plane
   constexpr int SIXTEENS = L::TILE_COLUMNS / 16, COUNT = L::TILE_ROWS * SIXTEENS;
   constexpr int ACROSS = (L::OUT_WIDTH + L::TILE_COLUMNS - 1) / L::TILE_COLUMNS;
   constexpr int DOWN = (L::OUT_HEIGHT + L::TILE_ROWS - 1) / L::TILE_ROWS;
@@ -44,7 +43,7 @@ __device__ __forceinline__ void conv_of_image(const T* data, const unsigned* wei
   unsigned filters[STEPS][EIGHTS][2];
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {
-    __syncwarp();  // not all loads at once: registers are short
+    __syncwarp();  // not all loads at once: registers would not suffice
 #pragma unroll
     for (int eight = 0; eight < EIGHTS; ++eight)
 #pragma unroll
@@ -53,7 +52,7 @@ __device__ __forceinline__ void conv_of_image(const T* data, const unsigned* wei
         filters[step][eight][half] = filter_pair<L>(weight, step * 8 + half * 4 + part, channel);
       }
   }
-  // The last pair of a row of an odd filter has one number; what is beside it is not to be seen.
+  // With an odd filter width, the last pair of a row has one element; the other is masked.
   const unsigned kept = L::KERNEL_X % 2 && part % L::PAIRS == L::KERNEL_X / 2 ? 0xffffu : ~0u;
   const bool used = part % L::PAIRS * 2 < L::KERNEL_X;
 
@@ -64,7 +63,7 @@ __device__ __forceinline__ void conv_of_image(const T* data, const unsigned* wei
     const int row = place / ACROSS * L::TILE_ROWS, column = place % ACROSS * L::TILE_COLUMNS;
     const int top = row * L::STRIDE_Y - L::PAD_TOP, left = column * L::STRIDE_X - L::PAD_LEFT;
     const T* const from = data + (size_t)image * (L::DEPTH * L::HEIGHT * L::WIDTH);
-    __syncthreads();  // the tile before has been read
+    __syncthreads();  // the previous tile has been read
 #pragma unroll 2
     for (int line = warp; line < L::DEPTH * IN_ROWS; line += 4) {
       const int y = top + line % IN_ROWS;
@@ -79,7 +78,7 @@ __device__ __forceinline__ void conv_of_image(const T* data, const unsigned* wei
       }
     }
     __syncthreads();
-    // Two times sixteen pixels of a row. Where there is no second sixteen, the first is done twice.
+    // Two times sixteen pixels of a row; if there is only one, it is computed twice.
 #pragma unroll 1
     for (int unit = channels < L::CHANNELS ? warp / 2 * 2 : COUNT; unit < COUNT; unit += 4) {
       int y[2], x[2];
@@ -96,7 +95,7 @@ __device__ __forceinline__ void conv_of_image(const T* data, const unsigned* wei
         unsigned a[2][4];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          // Of the rows of the filter that a step has, a lane's is `part / PAIRS` behind the first.
+          // Of the filter rows in a step, that of a lane is `part / PAIRS` after the first.
           const int line = (step * 8 + half * 4) / L::PAIRS + part / L::PAIRS;
           const bool seen = line < ROWS && used;
           const int offset = seen ? line / L::KERNEL_Y * PLANE + line % L::KERNEL_Y * PITCH : 0;

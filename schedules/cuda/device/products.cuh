@@ -1,13 +1,12 @@
-// c += products of a 16 x 256 and a 256 x 8 tile of bits, by the instructions each architecture has.
+// c += the product of a 16 x 256 and a 256 x 8 tile of bits, by the instructions of the architecture.
 //
 // Fragments are those of `mma.sync.m16n8k256`: lane 4 * g + t has in a0, a1 word t of rows g and
 // g + 8, in a2, a3 word 4 + t of them, in b0, b1 words t and 4 + t of column g; and in c columns
 // 2 * t, 2 * t + 1 of row g, then of row g + 8.
 //
-// Up to sm_89 a product counts bits that differ, from sm_90 on bits that both operands have
-// (COUNTS_COMMON): there the assembler makes XOR of two ANDs and a call. From sm_100 on there are no
-// products of bits: they become bytes, eight words of four at a time, in any order, as it is the same
-// for both operands.
+// Up to sm_89 a product counts differing bits, from sm_90 on common bits (COUNTS_COMMON): there the
+// assembler replaces XOR by two ANDs and a call. From sm_100 on there are no products of bits: bits
+// become bytes, eight times four bytes per word, in any order that is the same for both operands.
 #ifndef BNNCC_PRODUCTS
 #define BNNCC_PRODUCTS
 

@@ -1,13 +1,13 @@
-// Convolution of bits by `wgmma`, which sm_90a alone has: four warps multiply 64 pixels by a tile of
-// channels. Filters stay in shared memory for the life of a block, and its warp groups go from pixels
-// to pixels, each for itself: data come from memory as fragments, a warp owns 16 of the pixels.
+// Binary convolution by `wgmma`, which only sm_90a has: four warps multiply 64 pixels by a tile of
+// channels. Filters stay in shared memory for the lifetime of a block, whose warp groups loop over
+// pixels independently. Data are loaded from memory as fragments, 16 of the pixels per warp.
 //
 // Filters are core matrices of 8 columns x 16 bytes without swizzling: [step][half][2][column][word],
 // 128 bytes from eight columns to the next (the descriptor's stride offset). In half h of a step of
 // 512 bits, thread t of four multiplies words 2 h and 2 h + 1 of its quad (topi_binary/tiles.py).
 //
-// Sixteen columns of ones stand behind the columns of a tile: their products are the bits of each
-// pixel's data, and every thread finds those of its own two pixels in its own registers.
+// Sixteen columns of ones follow the columns of a tile: their products are the popcounts of each
+// pixel's data, and each thread has those of its two pixels in its own registers.
 #ifndef BNNCC_WGMMA_CONV
 #define BNNCC_WGMMA_CONV
 
@@ -24,13 +24,13 @@ __device__ __forceinline__ unsigned long long matrix(const void* start, int apar
   return address >> 4 | (unsigned long long)(apart >> 4) << 16 | 128ull >> 4 << 32;
 }
 
-// Starts a product of a fragment and a described matrix. schedules/cuda/wgmma.py writes it for each
-// width, as the instruction names all its registers.
+// Starts a product of a fragment and a described matrix. schedules/cuda/wgmma.py generates it for each
+// width, because the instruction names all its registers.
 template <int EIGHTS>
 __device__ __forceinline__ void multiply_async(int (&c)[EIGHTS][4], unsigned a0, unsigned a1,
                                                unsigned a2, unsigned a3, unsigned long long b);
 
-// Whether a condition holds for any thread of a warp group; all its threads must ask.
+// Whether a condition holds for any thread of a warp group; all its threads must call this.
 __device__ __forceinline__ bool team_any(int team, bool mine) {
   int any;
   asm volatile("{.reg .pred p, q; setp.ne.s32 p, %1, 0; barrier.cta.red.or.pred q, %2, 128, p; "
@@ -47,8 +47,8 @@ __device__ __forceinline__ void conv_by_wgmma(const unsigned* data, const unsign
                                               const Epilogue& finish) {
   constexpr int COLUMNS = L::TILE + ONES, EIGHTS = COLUMNS / 8, LANES = L::TILE / 4;
   constexpr int HALF = 2 * COLUMNS, STEP = 2 * HALF;  // uint4 in shared memory
-  constexpr int AHEAD = L::STEPS < 3 ? L::STEPS : 3;          // steps whose data are under way
-  constexpr bool EARLY = LANES <= 16;  // else registers are short
+  constexpr int AHEAD = L::STEPS < 3 ? L::STEPS : 3;          // steps whose data are being loaded
+  constexpr bool EARLY = LANES <= 16;  // otherwise registers do not suffice
   constexpr bool SHORT = L::RUN - 16 * (L::STEPS - 1) <= 2;   // the last half has no words
   const unsigned pixels = images * (L::OUT_HEIGHT * L::OUT_WIDTH);
   const int team = __shfl_sync(ALL_LANES, threadIdx.x / TEAM_THREADS, 0);
@@ -77,7 +77,7 @@ __device__ __forceinline__ void conv_by_wgmma(const unsigned* data, const unsign
   };
   const unsigned apart = gridDim.x * (L::TEAMS * TEAM_PIXELS);
   unsigned first = (blockIdx.x * L::TEAMS + team) * TEAM_PIXELS, seen = 0;
-  uint4 next[AHEAD][2];  // if EAGER: of the pixels to come, under way while others are finished
+  uint4 next[AHEAD][2];  // if EAGER: of the next pixels, loaded while the current ones are finished
   if (L::EAGER) {
     const unsigned pixel = first + warp * 16 + lane / 4;
     const Window at[2] = {window<L>(pixel, pixels, group), window<L>(pixel + 8, pixels, group)};
