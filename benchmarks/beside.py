@@ -308,7 +308,7 @@ def main() -> None:
         mine, other = Checkout(machine.ROOT), Checkout(before)
         commit = other.commit
         if args.again and (old["commit"], old["beside"]) != (machine.commit(), commit):
-            parser.error(f"{args.json} is of {old['commit']} beside {old['beside']}, not of these")
+            parser.error(f"{args.json} compares other commits: {old['commit']} and {old['beside']}")
         for name, model in networks(args.only):
             if args.only not in name:
                 continue
@@ -319,9 +319,9 @@ def main() -> None:
                 row = compare(name, model, target, mine, other, Path(folder))
                 rows[name, target] = row = better(seen, row) if seen else row
                 print(
-                    f"{name:28} {target:12} {row['us']:9.1f} us, {row['ratio']:.3f} whole, "
-                    f"{worst(row):.3f} the least of them and {len(row['layers'])} kernels, "
-                    f"compiling {row['compile']:.2f}",
+                    f"{name:28} {target:12} {row['us']:9.1f} us, speed relative to {commit}: "
+                    f"{row['ratio']:.3f}, at least {worst(row):.3f} with "
+                    f"{len(row['layers'])} kernels; compile time {row['compile']:.2f}",
                     flush=True,
                 )
     content = {"beside": commit, "summary": summary([*rows.values()]), "networks": [*rows.values()]}

@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("networks", nargs="*", default=list(MODELS), metavar="NETWORK")
     parser.add_argument("--target", default="native")
-    parser.add_argument("--trials", type=int, default=64, help="of a network in all [64]")
+    parser.add_argument("--trials", type=int, default=64, help="total per network [64]")
     parser.add_argument("--beside", metavar="COMMIT", help=f"another tuner, {BASE} for example")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()

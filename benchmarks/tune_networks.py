@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument(
         "--float-type", nargs="+", default=["float32"], help="of tensors on a GPU [float32]"
     )
-    parser.add_argument("--list", action="store_true", help="only say what there is")
+    parser.add_argument("--list", action="store_true", help="only list the networks")
     parser.add_argument("--batch", type=int, nargs="+", default=[1], help="images at a time [1]")
     parser.add_argument("--bundle", type=Path, default=None, help="write one instead of tuning")
     parser.add_argument("--python", nargs="+", default=list(PYTHONS), help="versions there")

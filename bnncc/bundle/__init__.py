@@ -1,1 +1,1 @@
-"""Bundles: kernels and networks to be checked and timed on a machine without bnncc and TVM."""
+"""Bundles: kernels and networks to check and time on a machine without bnncc and TVM."""

@@ -1,4 +1,4 @@
-"""Times of a network that ran from a bundle, in the form of those taken here."""
+"""Convert times of a network that ran from a bundle to the form of `bnncc bench`."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ def target_of(artifact: Artifact) -> TargetSpec:
 
 
 def bench(artifact: Artifact, path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return what a bundle's results say of an artifact.
+    """Return the times of an artifact in a bundle's results.
 
     Parameters
     ----------
     artifact : Artifact
-        The network, the same bytes as in the bundle.
+        The network, with the same code as in the bundle.
     path : Path
-        Of the results.
+        Results file.
 
     Returns
     -------
     dict
         As from `runner.bench`.
     list of str
-        What to warn of.
+        Warnings.
 
     Raises
     ------
     TuningError
         If the network did not run.
     VerificationError
-        If it was wrong there.
+        If its outputs were wrong.
     """
     results = read(path)
     digest = hashlib.sha256(artifact.library).hexdigest()

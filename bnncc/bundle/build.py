@@ -1,12 +1,12 @@
-"""Write a bundle: kernels and networks, what is right, TVM's runtime, and what runs them.
+"""Write a bundle: kernels and networks, expected outputs, TVM's runtime, and a runner.
 
-    FOLDER/run.py        runs everything; index.json says what that is
-    FOLDER/kernels/      each candidate as a library, and what each kernel must compute
-    FOLDER/networks/     libraries, and inputs with their right outputs
+    FOLDER/run.py        runs everything that index.json lists
+    FOLDER/kernels/      each candidate as a library, and the expected outputs of each kernel
+    FOLDER/networks/     libraries, inputs and expected outputs
     FOLDER/lib/, tvm_ffi/            TVM's runtime and its binding
     FOLDER/bnncc/        the runner, and the files of bnncc that draw inputs and pack weights
 
-``FOLDER.tar.xz`` is what to send.
+``FOLDER.tar.xz`` is the file to copy to the machine.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from bnncc.bundle.device.runner import main
 sys.exit(main(Path(__file__).resolve().parent))
 '''
 PRESET: Literal[1, 9] = 9
-"""Of xz: what is sent once may take seconds to pack."""
+"""Level of xz compression; packing may take seconds."""
 
 _TAKEN = ("errors.py", "bundle/device/*.py", "tuning/cases.py", "tuning/draws.py",
           "tuning/level_cases.py")  # fmt: skip
@@ -58,43 +58,43 @@ _TAKEN = ("errors.py", "bundle/device/*.py", "tuning/cases.py", "tuning/draws.py
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of several kernels for the same."""
+    """One of several kernels for the same spec."""
 
     spec: str
     """JSON of the kernel's spec."""
     point: Mapping[str, int]
-    """Of its space."""
+    """Its point in the design space."""
     library: Path
-    """Where it is built, with the kernel as ``main``."""
+    """Library, with the kernel as ``main``."""
     label: str
-    """What it is called beside the others."""
+    """Label that distinguishes it from the others."""
     default: bool = False
-    """Whether it is what the rules choose."""
+    """Whether it is the rules' default."""
     threads: int = 1
-    """That share it."""
+    """Threads that share it."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Kernels that compute the same, to be checked and timed in turns."""
+    """Kernels that compute the same, to be checked and timed in interleaved runs."""
 
     name: str
     """For people."""
     candidates: Sequence[Candidate]
-    """To choose from."""
+    """Candidates."""
     case: Mapping[str, np.ndarray]
     """From `bnncc.tuning.cases.kept`, or a whole case."""
     digest: str
-    """Of what is right."""
+    """Digest of the expected outputs."""
     macs: int = 0
     """Products in a call."""
     tolerance: float = TOLERANCE
-    """Of the largest value: how far floats may be off."""
+    """Tolerance of floats, relative to the largest value."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network, to be checked and timed, and each of its kernels alone."""
+    """A network to check and time, as a whole and kernel by kernel."""
 
     name: str
     """For people."""
@@ -107,11 +107,11 @@ class Network:
     """Of its report."""
     inputs: int
     outputs: int
-    """`inputs`, `outputs`: how many there are."""
+    """`inputs`, `outputs`: numbers of them."""
     batch: int = 1
-    """How often inputs and outputs of `check` are repeated."""
+    """Number of repetitions of the inputs and outputs of `check`."""
     relative: float = TOLERANCE
-    """How far outputs may be off, of the largest value."""
+    """Tolerance of outputs, relative to the largest value."""
 
     @classmethod
     def of(cls, artifact: Artifact, name: str, number: int = 0) -> Network:
@@ -124,7 +124,7 @@ class Network:
         name : str
             For people.
         number : int
-            Of the self-check that is to be repeated there.
+            Number of the self-check to run.
 
         Returns
         -------
@@ -146,38 +146,38 @@ class Network:
 
 @dataclass(frozen=True)
 class Contents:
-    """What goes into a bundle."""
+    """Contents of a bundle."""
 
     kernels: Sequence[Kernel] = ()
-    """To be compared."""
+    """Kernels to compare."""
     networks: Sequence[Network] = ()
-    """To be timed."""
+    """Networks to time."""
     scripts: Mapping[str, Path] = field(default_factory=dict)
-    """Programs that run there as parts of their own, by part; they print JSON lines."""
+    """Programs to run as separate parts, by part; they print JSON lines."""
     files: Sequence[Path] = ()
-    """That these programs need."""
+    """Files that these programs need."""
     report: Path | None = None
-    """Program that is shown the results at the end."""
+    """Program that gets the results at the end."""
     more: Mapping[str, Any] = field(default_factory=dict)
     """Entries of the index for those programs."""
 
 
 def check(folder: Path, target: TargetSpec) -> None:
-    """Refuse a folder that cannot be written, or a target that cannot run, before the work is done.
+    """Raise an error early if a folder cannot be written, or the target is not supported.
 
     Parameters
     ----------
     folder : Path
-        To be written; it is made if it is not there.
+        Folder to write; it is created if it does not exist.
     target : TargetSpec
-        What the bundle is for.
+        Target of the bundle.
 
     Raises
     ------
     UsageError
-        If the folder holds anything, or cannot be made.
+        If the folder is not empty, or cannot be created.
     TargetError
-        If TVM's runtime for the target is not here.
+        If TVM's runtime for the target is not available.
     """
     arch, here = normal_arch(target.arch or platform.machine()), normal_arch(platform.machine())
     if arch != here or not target.has_runtime:
@@ -207,11 +207,11 @@ def write(
     folder : Path
         After `check`.
     target : TargetSpec
-        What its kernels are for.
+        Target of its kernels.
     contents : Contents
-        What is in it.
+        Its contents.
     pythons : sequence of str
-        Versions of Python, as ``3.12``, that it is to run in; by default the one in use.
+        Versions of Python, as ``3.12``, to support; by default the one in use.
 
     Returns
     -------
@@ -305,7 +305,7 @@ def _add_network(network: Network, number: int, folder: Path) -> dict[str, Any]:
 
 
 def _add_runner(folder: Path) -> None:
-    """Copy what runs there: of bnncc, files that need NumPy alone."""
+    """Copy the runner, and the files of bnncc that it needs, which need only NumPy."""
     (folder / "run.py").write_text(_RUN, encoding="utf-8")
     ours = Path(str(bnncc.__file__)).parent
     for pattern in _TAKEN:

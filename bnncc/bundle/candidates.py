@@ -1,4 +1,4 @@
-"""What a bundle tries for the kernels of some models, built here."""
+"""Choose and build the candidates of a bundle for the kernels of some models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bnncc.tuning.task import Task
 from bnncc.tuning.tuner import tasks_of
 
 BUILD_SECONDS = 120.0
-"""After which a candidate is given up."""
+"""Seconds after which building a candidate is stopped."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class Trial:
 def layers_of(
     kernels: Sequence[tuple[str, int]], target: TargetSpec, threads: int = 1
 ) -> list[list[Trial]]:
-    """Return all that could be tried, for each distinct layer, the likeliest first.
+    """Return all possible trials of each distinct layer, the most promising first.
 
     Parameters
     ----------
     kernels : sequence of (str, int)
         JSON of the specs as the rules choose them, and how often networks run each.
     threads : int
-        That share kernels.
+        Threads that share kernels.
 
     Returns
     -------
@@ -93,7 +93,7 @@ def build(
     names: Callable[[Trial], tuple[str, str]] | None = None,
     kernel: Callable[[Trial, str, Sequence[Candidate]], Kernel] | None = None,
 ) -> list[Kernel]:
-    """Build candidates, and compute what they must.
+    """Build candidates, and compute their expected outputs.
 
     Parameters
     ----------
@@ -102,11 +102,11 @@ def build(
     folder : Path
         For libraries.
     jobs : int
-        How many are built at a time.
+        Number of parallel builds.
     console : Console
-        For progress, and for what cannot be built.
+        For progress and failures.
     preload : tuple of str
-        Modules that the processes which build import first.
+        Modules that the building processes import first.
     names : callable, optional
         Gives a trial the names of its kernel and of itself.
     kernel : callable, optional
@@ -116,7 +116,7 @@ def build(
     Returns
     -------
     list of Kernel
-        Of two points that make the same code, the first.
+        Without candidates whose code equals that of an earlier one.
     """
     named = names or _names
     flat = [trial for trials in layers for trial in trials]
@@ -162,7 +162,7 @@ def _kernel(trial: Trial, name: str, candidates: Sequence[Candidate]) -> Kernel:
 
 
 def digest(spec: Spec, case: Mapping[str, np.ndarray]) -> str:
-    """Return a digest of what a kernel must compute; floats, which machines round, are left out.
+    """Return a digest of the expected outputs, without floats, which machines round differently.
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ def _names(trial: Trial) -> tuple[str, str]:
 
 
 def label(task: Task, point: Point) -> str:
-    """Return what a candidate is called beside the others for a layer."""
+    """Return a label that distinguishes a candidate from the others for a layer."""
     kernel = task.workload.kernel
     order = kernel.weight_order if kernel.weight_order != "words" else ""
     return " ".join(filter(None, [order, text(point)])) or "default"

@@ -1,4 +1,4 @@
-"""Records of what ran from a bundle, as tuning here would have written them."""
+"""Convert the results of a bundle to tuning records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bnncc.tuning.tuner import tasks_of
 
 @dataclass
 class Imported:
-    """What an import did."""
+    """Result of an import."""
 
     folder: Path
     """Of the target's records."""
@@ -40,7 +40,7 @@ class Imported:
 
 
 def take(results: Results, folder: Path, *, target: TargetSpec | None, command: str) -> Imported:
-    """Put results on record: of each kernel the default's, and what is faster by more than noise.
+    """Record the default of each kernel, and points that are faster by more than noise.
 
     Parameters
     ----------
@@ -49,14 +49,14 @@ def take(results: Results, folder: Path, *, target: TargetSpec | None, command: 
     folder : Path
         Of records, with a folder for each target.
     target : TargetSpec or None
-        What they should be for, if that was said.
+        Expected target, if one was given.
     command : str
         For the index.
 
     Raises
     ------
     TuningError
-        If they are of another target, or hold nothing to record.
+        If they are for another target, or contain nothing to record.
     """
     ran = _target(results, target)
     if not results.kernels:
@@ -85,7 +85,7 @@ def take(results: Results, folder: Path, *, target: TargetSpec | None, command: 
 
 
 def _target(results: Results, asked: TargetSpec | None) -> TargetSpec:
-    """Return what was measured, which must be what was asked for."""
+    """Return the measured target, which must be the expected one."""
     if asked is not None and asked.family != results.family:
         raise TuningError(
             f"{results.path}: was measured with {results.family}, not {asked.name}",
@@ -98,7 +98,7 @@ def _target(results: Results, asked: TargetSpec | None) -> TargetSpec:
 
 
 _OF_SESSION = ("session", "device", "cpu", "torch", "cuda")
-"""What is kept of a session."""
+"""Fields of a session to keep."""
 
 
 class _PassedOver(Exception):
@@ -150,7 +150,7 @@ class _Kernel:
             self.failed.setdefault(workload, {})[key_of(point)] = str(line.get("error", "wrong"))
 
     def write(self, made: Imported, writer: records.Writer, search: Search) -> None:
-        """Put on record the default, and what is faster."""
+        """Record the default, and faster points."""
         task = self.tasks.get(self.default)
         at_default = task and self.times.get((self.default, key_of(task.space.default)))
         if not task or not at_default:
@@ -192,14 +192,14 @@ class _Kernel:
 
 
 def summary(made: Imported) -> dict[str, Any]:
-    """Return what an import did, for JSON."""
+    """Return the result of an import, for JSON."""
     return {
         "format": 1, "records": str(made.folder), "written": made.records, "kernels": made.kernels,
     }  # fmt: skip
 
 
 def text(made: Imported) -> list[str]:
-    """Return what an import did: a line for each kernel, and one in all."""
+    """Return the result of an import: a line for each kernel, and a total."""
     lines = []
     for kernel in made.kernels:
         default, best = kernel["default_us"], kernel["best_us"]

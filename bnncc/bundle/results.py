@@ -1,4 +1,4 @@
-"""What ran from a bundle: its file of results, read and checked."""
+"""Read and check the results file of a bundle."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Results:
     sessions: list[dict[str, Any]] = field(default_factory=list)
     """When it ran, on which device, with which versions."""
     kernels: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """What is said of each candidate, by part."""
+    """Results of each candidate, by part."""
     networks: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    """What is said of a network and its kernels, by key, by the digest of its library."""
+    """Results of a network and its kernels, by key, by the digest of its library."""
     warnings: list[str] = field(default_factory=list)
     """What was ignored."""
 
     @property
     def device(self) -> str:
-        """What the device is called by its maker."""
+        """Product name of the device."""
         return " and ".join(dict.fromkeys(s["device"] for s in self.sessions)) or "unknown"
 
 
@@ -50,7 +50,7 @@ def read(path: Path) -> Results:
     Raises
     ------
     UsageError
-        If it cannot be read, or is something else.
+        If it cannot be read, or is not a results file.
     TuningError
         If it was made with another version of bnncc or TVM.
     """
@@ -99,7 +99,7 @@ def _check_versions(path: Path, head: dict[str, Any]) -> None:
 
 
 def _take(found: Results, line: dict[str, Any]) -> None:
-    """Add a line; what is missing or wrong in it is a `ValueError`."""
+    """Add a line; raise `ValueError` if something in it is missing or wrong."""
     if "session" in line:
         _typed(line, device=str)
         found.sessions.append(line)
@@ -114,7 +114,7 @@ def _take(found: Results, line: dict[str, Any]) -> None:
 
 
 def _timed(line: dict[str, Any]) -> dict[str, Any]:
-    """Return a line, which must have times if it is right."""
+    """Return a line, which must have times if its outputs were correct."""
     if line["right"]:
         _typed(line, us=float, times_us=list)
         for value in (line["us"], *line["times_us"]):

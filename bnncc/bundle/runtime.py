@@ -1,4 +1,4 @@
-"""TVM's runtime for a bundle: its libraries, and of its Python binding what loads modules."""
+"""Add TVM's runtime to a bundle: its libraries, and what of its Python binding loads modules."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from bnncc.errors import BnnccError
 from bnncc.targets import host
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
-"""Versions of Python that a bundle is for, unless told otherwise."""
+"""Default versions of Python of a bundle."""
 
 _BINDING = distribution("apache-tvm-ffi")
 _TAKEN = ("tvm_ffi", f"apache_tvm_ffi-{_BINDING.version}.dist-info")
 """Folders of the binding; by the second it finds its library."""
 
 _NOT_NEEDED = {"3rdparty", "include", "src", "cython", "share", "testing", "stub", "__pycache__"}
-"""Folders for those who write extensions."""
+"""Folders that only authors of extensions need."""
 
 
 def add_runtime(folder: Path, pythons: Sequence[str], *, gpu: bool) -> None:
@@ -37,7 +37,7 @@ def add_runtime(folder: Path, pythons: Sequence[str], *, gpu: bool) -> None:
         Versions of Python, as ``3.12``. Wheels of other versions than the one in use are fetched by
         pip; if none is given, it is for that one.
     gpu : bool
-        Whether CUDA's part is needed.
+        Whether the CUDA runtime is needed.
 
     Raises
     ------

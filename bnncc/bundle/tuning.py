@@ -22,7 +22,7 @@ from bnncc.runtime.threads import usable_cpus
 from bnncc.targets.spec import TargetSpec
 
 MOST_BYTES = 60_000_000
-"""Of an archive, before there is a warning: what many machines take in one piece."""
+"""Size of an archive above which there is a warning: a common limit for one upload."""
 
 
 def bundle(
@@ -45,19 +45,19 @@ def bundle(
     models : sequence of Path
         Networks.
     options : CompileOptions
-        What was asked of each. Records are used for the networks, not for what is tried.
+        Options of each. Records apply to the networks, not to the candidates.
     folder : Path
-        To be written; the archive goes beside it.
+        Folder to write; the archive is written beside it.
     trials : int
-        Candidates in all, at most.
+        Maximum number of candidates.
     pattern : re.Pattern, optional
         Only kernels whose description it matches.
     jobs : int, optional
-        Candidates built at a time.
+        Number of parallel builds.
     pythons : sequence of str
-        Versions of Python there.
+        Versions of Python on the other machine.
     preload : tuple of str
-        Modules that the processes which build import first.
+        Modules that the building processes import first.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def bundle(
 
 
 def text(result: Mapping[str, Any]) -> str:
-    """Return the last line: what was written, and what to do with it."""
+    """Return the last line of output: what was written, and what to do with it."""
     candidates = sum(kernel["candidates"] for kernel in result["kernels"])
     left_out = f" ({result['left_out']} omitted: --trials)" if result["left_out"] else ""
     return (

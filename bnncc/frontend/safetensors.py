@@ -69,7 +69,7 @@ def stored(path: Path) -> dict[str, Stored]:
         names = json.loads(path.read_text())["weight_map"]
         files = {path.parent / Path(name).name for name in names.values()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{path}: is no index of safetensors files: {error}") from error
+        raise ModelError(f"{path}: is not an index of safetensors files: {error}") from error
     return {name: at for file in sorted(files) for name, at in _header(file).items()}
 
 
@@ -79,7 +79,7 @@ def _header(path: Path) -> dict[str, Stored]:
             size = int.from_bytes(file.read(8), "little")
             whole = path.stat().st_size
             if not 2 <= size <= min(_MOST_HEADER, whole - 8):
-                raise ModelError(f"{path}: is no safetensors file, or it is cut off")
+                raise ModelError(f"{path}: is not a safetensors file, or is truncated")
             content = json.loads(file.read(size))
         return {
             name: _entry(path, name, entry, 8 + size, whole)

@@ -115,7 +115,7 @@ def _batch_matmul(writer: Writer) -> str:
         name, rank = writer.read(tensor), writer.rank(tensor)
         if writer.option(k, "bool", False):
             if rank < 2:
-                raise ShapeError(f"{writer.where}: `{tensor.name}` is no matrix")
+                raise ShapeError(f"{writer.where}: `{tensor.name}` is not a matrix")
             perm = [*range(rank - 2), rank - 1, rank - 2]
             name = writer.node("Transpose", name, perm=perm)
         names.append(name)

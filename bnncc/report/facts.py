@@ -14,7 +14,7 @@ RENAMED = {
     "bitstream": "reference_memory",
     "zeros": "zero_plane_args",
 }
-"""Keys of format 1, and their names now. The old ones are deprecated, and still written."""
+"""Keys of format 1 and their present names. The old ones are deprecated, and still written."""
 KINDS = ("binary", "few_bit", "float")
 
 Dim = int | str
@@ -43,7 +43,7 @@ class Layer:
     bits: tuple[int, int] = (32, 32)
     """Bits per value of data and weight; 32 for float."""
     assumed: str = ""
-    """What the model does not say of it but the user has asked for."""
+    """What an option assumes of it beyond the model."""
 
 
 @dataclass(frozen=True)
@@ -61,26 +61,26 @@ class Kernel:
     name: str
     """The PrimFunc's symbol in ``lib.so``."""
     layers: tuple[str, ...] = ()
-    """Names of the layers it computes; empty for glue."""
+    """Names of the layers it computes; empty if none."""
     macs: int = 0
-    """Their multiply-adds."""
+    """Multiply-adds of these layers."""
     args: tuple[KernelArg, ...] = ()
     """All its tensors in call order, as the memory plan gives them."""
     op: str = ""
-    """What it is, in words: ``binary_conv2d``, ``conv2d``, ``elementwise``, ..."""
+    """Kind: ``binary_conv2d``, ``conv2d``, ``elementwise``, ..."""
     tuned: bool = False
     """Whether a tuning record chose its schedule."""
     zero_plane_args: tuple[int, ...] = ()
     """Which of `args` hold planes of exact zeros, all 0 in the usual case."""
     input_bytes: int = 0
     output_bytes: int = 0
-    """`input_bytes`, `output_bytes`: of its activations; what it stores over an input is no
+    """`input_bytes`, `output_bytes`: of its activations; stores over an input do not count as
     output."""
     workspace_bytes: int = 0
     """Scratch memory of all threads that the kernel is compiled for."""
     live_bytes: int = 0
-    """Everything in use while it runs: scratch memory, its tensors and those that later kernels
-    read, without the network's inputs."""
+    """Memory in use while it runs: scratch memory, its tensors and those that later kernels read,
+    without the network's inputs."""
     reference_memory: tuple[int, int] | None = None
     """Bytes that a binary convolution takes by equations 16 and 17 of BitStream."""
     estimated_us: float | None = None
@@ -91,7 +91,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class SignZero:
-    """What was decided about exact zeros at one sign: `decision` is a short sentence."""
+    """Decision about exact zeros at one sign, as a short sentence."""
 
     node: str
     decision: str
@@ -99,13 +99,13 @@ class SignZero:
 
 @dataclass(frozen=True)
 class Compared:
-    """Whether what the passes made was compared with the model."""
+    """Whether the results of the passes were compared with the model."""
 
     passes: str
     """``whole``, ``smaller`` or ``none``: for inputs of its own size, of smaller ones, or not at
     all."""
     detail: str = ""
-    """The smaller inputs, or why not; else empty."""
+    """The smaller inputs, or the reason for no comparison; else empty."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Plan:
     warnings: tuple[str, ...] = ()
     """One line each."""
     compared: Compared = Compared("none", "nobody asked")
-    """What is known of the passes."""
+    """Whether the passes were checked."""
 
 
 def build(plan: Plan, *, model: str, target: str, code: int, selfcheck: int) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def build(plan: Plan, *, model: str, target: str, code: int, selfcheck: int) -> 
 
 
 def with_old_keys(data: Any) -> Any:
-    """Return `data` with the deprecated keys beside those that took their place."""
+    """Return `data` with the deprecated keys in addition to their replacements."""
     if isinstance(data, list | tuple):
         return [with_old_keys(item) for item in data]
     if not isinstance(data, Mapping):
@@ -195,7 +195,7 @@ def with_old_keys(data: Any) -> Any:
 
 
 def with_new_keys(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the report of an artifact, of format 1 perhaps, in the form that it has now."""
+    """Return the report of an artifact, possibly of format 1, in the present form."""
     if report.get("format") != 1 or not isinstance(report.get("kernels"), list):
         return dict(report)
     kernels = [

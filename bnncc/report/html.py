@@ -1,7 +1,6 @@
-"""The report as one page that needs nothing else: no network, no fonts, no library.
+"""The report as one self-contained page, without network, fonts or libraries.
 
-Text goes into the page through `element` alone, which escapes it: names are the model's, and may be
-anything.
+All text passes through `element`, which escapes it: names come from the model and are arbitrary.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ TIMES = " \N{MULTIPLICATION SIGN} "
 ROW = 44
 """Height of a row of the picture, in CSS pixels."""
 LANE = 9
-"""Distance of the lines that pass rows by."""
+"""Distance between the lines beside the rows."""
 
 _EXPLAINED = {
     "binary": "one bit per value",
@@ -37,7 +36,7 @@ class Markup(str):
 
 
 def element(tag: str, *children: str, **attributes: object) -> Markup:
-    """Return an element; what is no `Markup` is escaped. ``class_`` gives ``class``.
+    """Return an element; text that is not `Markup` is escaped. ``class_`` gives ``class``.
 
     Examples
     --------
@@ -53,7 +52,7 @@ def element(tag: str, *children: str, **attributes: object) -> Markup:
 
 
 def prose(said: str) -> list[Markup]:
-    """Return words as elements, what stands in backticks as code."""
+    """Return text as elements, with code for text in backticks."""
     return [
         element("code" if at % 2 else "span", part)
         for at, part in enumerate(said.split("`"))
@@ -264,7 +263,7 @@ def _result(kernel: Mapping[str, Any]) -> str:
 
 
 def _wires(kernels: Sequence[Row]) -> tuple[int, list[Markup]]:
-    """Return how many lanes pass rows by, and the lines between kernels."""
+    """Return the number of lanes beside the rows, and the lines between kernels."""
     edges = [
         (source, at) for at, row in enumerate(kernels) for source in row.kernel.get("reads", ())
     ]
@@ -306,7 +305,7 @@ def _dots(kernels: Sequence[Row], width: int) -> list[Markup]:
 
 
 def _stack(parts: Sequence[tuple[str, float, str]]) -> list[Markup]:
-    """Return a bar of parts (class, size, what to say) with its legend."""
+    """Return a bar of parts (class, size, text) with its legend."""
     total = sum(size for _, size, _ in parts) or 1
     shown = [part for part in parts if part[1]]
     pieces = [
@@ -432,7 +431,7 @@ def _reasons(report: Mapping[str, Any], found: Sequence[Row]) -> list[Markup]:
 def _table(
     columns: Sequence[tuple[str, Callable[[Any], Any]]], items: Iterable[Any]
 ) -> Markup:  # fmt: skip
-    """Return a table that sorts by a click on a heading; numbers go to the right."""
+    """Return a table that can be sorted by its headings; numbers are aligned to the right."""
     body = []
     for item in items:
         cells = []

@@ -1,4 +1,4 @@
-"""Kernels of a report joined with their layers and times: what text, page and trace show."""
+"""Join the kernels of a report with their layers and times, for text, page and trace."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class Row:
     kernel: Mapping[str, Any]
     """As in the report; empty for a layer without a kernel of its own."""
     layers: tuple[Mapping[str, Any], ...]
-    """Those it computes, as in the report."""
+    """The layers that it computes, as in the report."""
     us: float | None
     """Microseconds, measured or estimated; None if unknown."""
     share: float | None
-    """Of the time of all kernels."""
+    """Share of the time of all kernels."""
 
     @property
     def name(self) -> str:
-        """What to call it: by its layers if it has any."""
+        """Name to show: that of its layers if it has any."""
         return ", ".join(layer["name"] for layer in self.layers) or str(self.kernel["name"])
 
     @property
     def kind(self) -> str:
-        """``binary``, ``few_bit``, ``float`` or ``other``; of several, the last of these."""
+        """``binary``, ``few_bit``, ``float`` or ``other``; of several, the last in this order."""
         kinds = {layer["kind"] for layer in self.layers}
         return next((kind for kind in reversed(KINDS) if kind in kinds), OTHER)
 
@@ -62,7 +62,7 @@ def rows(report: Mapping[str, Any], bench: Mapping[str, Any] | None = None) -> l
 def verdicts(
     report: Mapping[str, Any], bench: Mapping[str, Any] | None = None
 ) -> dict[str, dict[str, str]]:
-    """Return what there is to say of each layer, by its name; under ``""`` of other nodes."""
+    """Return the verdict on each layer by its name, and on other nodes under ``""``."""
     made = {
         "": {
             "kind": OTHER,

@@ -10,12 +10,12 @@ from bnncc.report.facts import KINDS
 from bnncc.report.rows import OTHER, Row, rows
 
 WIDTH = 80
-"""Columns of a terminal whose width is not known."""
+"""Columns of a terminal of unknown width."""
 SORTS = ("order", "time")
-"""How rows may be sorted: as kernels run, or the slowest first."""
+"""Orders of the rows: as kernels run, or the slowest first."""
 
 _NAME = 12
-"""Columns that a name has at least before it is wrapped."""
+"""Minimum width of names that are wrapped."""
 
 
 def text(
@@ -85,7 +85,7 @@ def _shape(dims: Iterable[int | str]) -> str:
 
 
 def _reasons(report: Mapping[str, Any], width: int) -> list[str]:
-    """Say why layers are not binary, once for all of which the same is true."""
+    """Say why layers are not binary, once for all layers with the same reason."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for layer in report["layers"]:
         why = layer["reason"] or layer["assumed"]
@@ -190,7 +190,7 @@ def wrapped(line: str, width: int, indent: str = "") -> list[str]:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a number of things.
+    """Return a count with its noun.
 
     Examples
     --------
@@ -214,7 +214,7 @@ def table(
     right : iterable of int
         Columns that are aligned to the right.
     width : int, optional
-        What a line may take, if columns can be wrapped.
+        Maximum width of a line, if columns can be wrapped.
     wraps : sequence of int
         Columns that are wrapped, the widest first.
 
@@ -247,7 +247,7 @@ def table(
 
 
 def _narrow(widths: list[int], width: int, wraps: Sequence[int]) -> None:
-    """Take columns from the widest of `wraps` until all fit in `width`, or all are narrow."""
+    """Narrow the widest columns of `wraps` until the table fits in `width`, or all are narrow."""
     while sum(widths) > width:
         widest = max(wraps, key=lambda i: widths[i])
         if widths[widest] <= _NAME:

@@ -1,4 +1,4 @@
-"""What `bench` measured as a trace that Perfetto and Chrome's tracing pages show.
+"""Write the times of `bench` as a trace for Perfetto and Chrome's tracing page.
 
 The format is Chrome's Trace Event Format: an object whose ``traceEvents`` are complete events
 (``ph`` is ``X``, ``ts`` and ``dur`` in microseconds) and metadata events (``ph`` is ``M``).

@@ -1,1 +1,1 @@
-"""Autotuning: search the rules' spaces for the points that are fastest on a machine."""
+"""Autotuning: search the design spaces of the rules for the fastest points on a machine."""

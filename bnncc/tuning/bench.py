@@ -18,19 +18,19 @@ from bnncc.topi_binary.spec import Spec
 from bnncc.tuning.cases import Case, empty_outputs
 
 CALL_SECONDS = 2e-4
-"""Of one repeat: several calls of a short kernel."""
+"""Seconds of one repeat, which is several calls of a short kernel."""
 
 KEPT = 5
-"""How many of the shortest repeats go on record: what is longer was disturbed."""
+"""Number of the shortest repeats to record: longer ones were disturbed."""
 
 LEAST = 3
-"""Repeats of a kernel that takes longer than all of them should."""
+"""Repeats of a kernel that takes longer than the time for all of them."""
 
 MOST_RUNS = 500
 """Of a network in a turn."""
 
 PAGE = 4096
-"""Bytes within which the beginning of a tensor changes from turn to turn."""
+"""Range in bytes of the offset of a tensor, which changes from turn to turn."""
 
 
 class WrongResult(Exception):
@@ -40,21 +40,21 @@ class WrongResult(Exception):
 def checked(
     spec: Spec, case: Case, place: Callable[[np.ndarray], Any], call: Callable[[list[Any]], Any]
 ) -> list[Any]:
-    """Run a kernel once, and compare what it makes.
+    """Run a kernel once, and compare its results.
 
     Parameters
     ----------
     case : Case
         Its inputs and outputs.
     place : callable
-        Brings an array to where the kernel runs.
+        Copies an array to where the kernel runs.
     call : callable
         Runs it on such arrays.
 
     Raises
     ------
     WrongResult
-        If it computes something else.
+        If the results are wrong.
     """
     inputs, over = [place(array) for array in case.inputs], aliases(spec)
     fresh = [place(array) for array in empty_outputs(spec)]
@@ -69,16 +69,16 @@ def checked(
 def in_turns(
     artifacts: Sequence[Any], threads: int, seconds: float, turns: int
 ) -> list[list[list[float]]]:
-    """Time networks in turns, forwards and backwards, each turn with tensors of its own.
+    """Time networks in interleaved runs, forwards and backwards, with new tensors in each turn.
 
     Parameters
     ----------
     artifacts : sequence of Artifact
-        Of networks with the same inputs; or what stands for them on a device.
+        Networks with the same inputs; or their proxies on a device.
     threads : int
         That kernels use.
     seconds : float
-        Of a network in a turn, more or less; it runs once at least.
+        Approximate time of a network in a turn; it runs at least once.
     turns : int
         How many.
 
@@ -100,7 +100,7 @@ def in_turns(
 
 
 class _Clock:
-    """Takes the time of libraries where TVM's runtime is."""
+    """Times libraries where TVM's runtime is."""
 
     cpu: Any
     _offsets: random.Random | None = None
@@ -110,7 +110,7 @@ class _Clock:
         raise NotImplementedError
 
     def tensor(self, array: np.ndarray) -> Any:
-        """Return an array as a tensor of its own."""
+        """Return a copy of an array as a tensor."""
         raise NotImplementedError
 
     def run(
@@ -125,7 +125,7 @@ class _Clock:
         case : Case
             Its inputs and outputs.
         seconds : float
-            That timing may take, more or less.
+            Approximate time for timing.
         place : int
             Of the tensors in memory, where this can be chosen: kernels that share a place have
             theirs alike.
@@ -138,7 +138,7 @@ class _Clock:
         Raises
         ------
         WrongResult
-            If it computes something else.
+            If the results are wrong.
         """
         module, self._offsets = self.load(library), random.Random(place) if place else None
         args = checked(spec, case, self.tensor, lambda args: module["main"](*args))
@@ -175,7 +175,7 @@ class Here(_Clock):
         return tvm.runtime.load_module(str(library))
 
     def tensor(self, array: np.ndarray) -> Any:
-        """Return an array as a tensor of its own."""
+        """Return a copy of an array as a tensor."""
         import tvm
         import tvm_ffi
 
@@ -229,16 +229,16 @@ class OnDevice(_Clock):
     def run(
         self, library: Path, spec: Spec, case: Case, seconds: float, place: int = 0
     ) -> list[float]:
-        """Check one kernel there, then time it by the device's clock."""
+        """Check one kernel on the device, then time it by the device's clock."""
         with self.device.speaking("measuring"):
             return super().run(library, spec, case, seconds)
 
     def load(self, library: Path) -> Any:
-        """Send a library, and return its module there."""
+        """Send a library to the device, and return its module."""
         return self.device.load(library.read_bytes())
 
     def tensor(self, array: np.ndarray) -> Any:
-        """Return an array as a tensor there."""
+        """Return an array as a tensor on the device."""
         import tvm
 
         with self.device.speaking("sending inputs"):
@@ -246,15 +246,15 @@ class OnDevice(_Clock):
 
 
 UNIT = 1e-6
-"""Of one instruction, in the field that MetaSchedule has for seconds."""
+"""Value of one instruction in MetaSchedule's field for seconds."""
 
 
 class Instructions:
-    """Runs libraries in unicorn: a stand-in for Arm hardware that is not there.
+    """Runs libraries in the emulator unicorn, if there is no Arm hardware.
 
-    What a kernel costs is how many instructions it executes, not time: a real processor hides some
-    of them and waits for others. Records made so are in a folder of their own,
-    ``TARGET.instructions``, and count only where none was measured by the clock.
+    The cost of a kernel is the number of instructions that it executes, which is not time: a real
+    processor overlaps some and waits for others. These records are in a separate folder,
+    ``TARGET.instructions``, and are used only for kernels without measured times.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Inputs to measure a kernel with, and the expected results.
 
-Results are those of the NumPy oracles in ``topi_binary``, which share no code with the kernels, so
-a point whose kernel is wrong is never recorded.
+Results come from the NumPy oracles in ``topi_binary``, which share no code with the kernels, so
+that a point whose kernel is wrong is never recorded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bnncc.tuning.draws import Draws
 Array = np.ndarray
 
 IMAGES = 3
-"""Images that a larger batch repeats: the oracle is slow, and a kernel takes any the same time."""
+"""Distinct images of a larger batch: the oracle is slow, and times do not depend on them."""
 
 SEED = 0
 
@@ -83,7 +83,7 @@ class Case:
         Parameters
         ----------
         got : sequence of ndarray
-            What a kernel made.
+            Outputs of a kernel.
         tolerance : float
             Of the largest value: how far floats may be off.
 
@@ -106,7 +106,7 @@ class Case:
 
 
 def _near(one: Array, wanted: Array, tolerance: float) -> Array:
-    """Return which floats are right; without tolerance, those that are equal, also if infinite."""
+    """Return which floats are correct; without tolerance, those that are equal or both infinite."""
     if not tolerance:
         return one == wanted
     margin = np.array(tolerance * max(1.0, float(np.abs(wanted).max(initial=0))))
@@ -127,7 +127,7 @@ def make(spec: Spec) -> Case:
     Returns
     -------
     Case
-        The same each time.
+        The same in each call.
     """
     return repeated(small(spec), spec)
 
@@ -145,7 +145,7 @@ def small(spec: Spec) -> Case:
 
 
 def kept(spec: Spec, case: Case) -> dict[str, Array]:
-    """Return what of a `small` case must be stored, as the rest can be drawn anew."""
+    """Return the part of a `small` case to store; the rest can be drawn again."""
     drawn = _drawn(_few(spec), Draws(SEED))[0]
     same = {
         f"input_{i}"
@@ -156,7 +156,7 @@ def kept(spec: Spec, case: Case) -> dict[str, Array]:
 
 
 def restored(spec: Spec, arrays: Mapping[str, Array]) -> Case:
-    """Return the case that `make` makes, without the oracle.
+    """Return the case of `make` without running the oracle.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def restored(spec: Spec, arrays: Mapping[str, Array]) -> Case:
 
 
 def repeated(case: Case, spec: Spec) -> Case:
-    """Return a `small` case with all images of `spec`, each of which is one of the few."""
+    """Repeat the images of a `small` case up to the batch of `spec`."""
     few = _few(spec)
     if few.n == spec.n or not isinstance(spec.n, int):
         return case
@@ -268,7 +268,7 @@ def _sized(types: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
 
 
 def empty_outputs(spec: Spec) -> list[Array]:
-    """Return outputs full of garbage, so that what a kernel does not write shows."""
+    """Return outputs full of garbage, so that unwritten elements are noticed."""
     garbage = []
     for shape, dtype in _sized(output_types(spec)):
         garbage.append(np.empty(shape, dtype))
@@ -291,7 +291,7 @@ def _cleared(words: Array, channels: int) -> Array:
 
 
 def _float_weight(spec: Conv2d, rng: Draws) -> tuple[Array, Array]:
-    """Return the weight as the kernel takes it, and as the oracle does."""
+    """Return the weight in the kernel's form, and in the oracle's."""
     depth = spec.channels // spec.groups
     weight = rng.standard_normal((spec.out_channels, *spec.kernel, depth)).astype(np.float32)
     if spec.operands == "int8":
@@ -375,7 +375,7 @@ def _binary(spec: BinaryConv2d, n: int, rng: Draws) -> list[Array]:
 
 
 def run_time_weights(spec: BinaryConv2d, bits: Array, zeros: Array | None = None) -> list[Array]:
-    """Return what a kernel with weights per image takes after its data.
+    """Return the inputs after the data of a kernel with weights per image.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Random numbers that are the same on every machine and in every version of NumPy.
 
-NumPy promises the bits of its bit generators forever, but not what its `Generator` makes of them.
-A kernel that is measured elsewhere must get the inputs that its outputs were computed from.
+NumPy guarantees the bits of its bit generators, but not the numbers that its `Generator` derives
+from them. A kernel that is measured elsewhere must get the inputs of its expected outputs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Draws:
     Parameters
     ----------
     seed : int
-        Same seed, same numbers.
+        Seed; the same numbers for the same seed.
 
     Examples
     --------

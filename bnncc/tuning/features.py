@@ -16,13 +16,13 @@ CHOICES = (
     "columns", "vectors", "order", "carry_save", "rolled", "unroll", "bytes", "tiles", "kw_inside",
     "rows_outside", "rows", "divide", "chunks", "shared", "flat",
 )  # fmt: skip
-"""All there are, in any rule; those that a kernel lacks are 0."""
+"""All choices of any rule; those that a kernel lacks are 0."""
 
 KINDS = ("BinaryConv2d", "Conv2d", "Pool2d", "Elementwise", "BitwiseMaxPool", "FewBitConv2d")
 
 
 def of_kernel(spec: Spec) -> list[float]:
-    """Return what is the same for all points of a kernel; sizes as logarithms."""
+    """Return the features that all points of a kernel share; sizes are logarithms."""
     height, width = spec.output_hw
     taps = getattr(spec, "kernel", (1, 1))
     sizes = [
@@ -45,7 +45,7 @@ def of_kernel(spec: Spec) -> list[float]:
 
 
 def of_point(spec: Spec, point: Mapping[str, int]) -> list[float]:
-    """Return what a point is: its values, and what they leave over at the edges."""
+    """Return the features of a point: its values, and the remainders at the edges."""
     _, width = spec.output_hw
     blocks = layout.blocks(spec.output_channels)
     columns, vectors = point.get("columns", 1), point.get("vectors", 1)

@@ -1,4 +1,4 @@
-"""Ctrl-C while TVM or XGBoost call back into Python: they would turn it into another error."""
+"""Defer Ctrl-C while TVM or XGBoost call back into Python, which makes another error of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Interrupts:
-    """Raises `KeyboardInterrupt` at Ctrl-C, but behind a `shield` only at its end.
+    """Raises `KeyboardInterrupt` at Ctrl-C, in a `shield` only at its end.
 
     A context manager; outside Python's main thread it does nothing.
     """
@@ -37,12 +37,12 @@ class Interrupts:
 
     @contextlib.contextmanager
     def shield(self) -> Iterator[None]:
-        """Keep Ctrl-C waiting until the end of the block.
+        """Defer Ctrl-C until the end of the block.
 
         Raises
         ------
         KeyboardInterrupt
-            Then.
+            At the end, after Ctrl-C.
         """
         self._shields += 1
         try:

@@ -37,7 +37,7 @@ PROCESS_TURNS = 20
 """Of a process, whose shortest times make one turn of the race."""
 
 PROCESS_SECONDS = 300.0
-"""After which such a process is given up."""
+"""Seconds after which such a process is stopped."""
 
 DEVICE_TURNS = 5
 """On a device, of one run each."""
@@ -67,25 +67,25 @@ def tune(
     model : path
         ONNX file.
     options : CompileOptions
-        How it is compiled; without records.
+        Options of the compilation, without records.
     folder : Path
-        Of records: those in it are taken up, and new ones added.
+        Folder of records: those in it are used, and new ones added.
     pattern : re.Pattern, optional
-        Only kernels whose description it finds something in.
+        Only kernels whose description it matches.
     device : dict, optional
         Arguments of `bnncc.remote.connect`, to measure there; a tracker's devices all take part.
     method : {"clock", "instructions"}
         What is measured.
     trials : int
-        In all, those of earlier runs included.
+        Total, including those of earlier runs.
     time_limit : float, optional
-        Seconds after which nothing is begun.
+        Seconds after which no trial starts.
     jobs : int, optional
-        Kernels built at a time; by default the CPUs this process may use.
+        Kernels built in parallel; by default the number of CPUs available.
     lock : Path, optional
         File to lock while kernels are measured.
     command : str
-        For the index.
+        Command line, for the index.
     preload : tuple of str
         Modules that worker processes import first.
 
@@ -188,7 +188,7 @@ def _compiled(model: str | Path, options: CompileOptions, folder: Path) -> list[
 
 
 def _raced(artifacts: Sequence[Artifact], setup: Setup) -> dict[str, Any]:
-    """Time the network with the rules' defaults and with the records, in turns.
+    """Time the network with the rules' defaults and with the records, in interleaved runs.
 
     Here, each turn is a process of its own: where code and weights lie in memory, physical memory
     included, makes more of a difference than the next run in the same place.
@@ -211,7 +211,7 @@ def _raced(artifacts: Sequence[Artifact], setup: Setup) -> dict[str, Any]:
 
 
 def _gain(times: Sequence[Sequence[Sequence[float]]]) -> race.Gain:
-    """Return what the second side takes relative to the first, by the least of each turn."""
+    """Return the time of the second side relative to the first, by the shortest of each turn."""
     default, tuned = ([min(turn) for turn in side] for side in times)
     return race.Gain.of(default, tuned)
 
@@ -219,7 +219,7 @@ def _gain(times: Sequence[Sequence[Sequence[float]]]) -> race.Gain:
 def _in_processes(artifacts: Sequence[Artifact], setup: Setup) -> list[list[list[float]]]:
     """Return the times of two artifacts in each of several processes, by artifact and process.
 
-    Where `race.TURNS` processes do not tell which is faster, as many more are asked.
+    If `race.TURNS` processes do not show which is faster, as many more are run.
 
     Raises
     ------
@@ -249,7 +249,7 @@ def _in_processes(artifacts: Sequence[Artifact], setup: Setup) -> list[list[list
 
 
 def text(result: dict[str, Any], folder: Path) -> str:
-    """Return the last line of a run: what it did and what the network gained."""
+    """Return the last line of a run: what it did, and the gain of the network."""
     line = (
         f"{folder}: {result['trials']} trials in {result['seconds']:.1f} s, "
         f"{result['measuring_seconds']:.1f} s of them measuring"
@@ -274,12 +274,12 @@ def free_devices(device: dict[str, Any] | None) -> int:
     Returns
     -------
     int
-        All devices that a tracker knows of the kind, busy or not.
+        All devices that a tracker knows with the key, busy or not.
 
     Raises
     ------
     DeviceError
-        If the tracker knows none, or is not there.
+        If the tracker knows none, or does not answer.
     """
     if device is None or device.get("tracker") is None:
         return 1

@@ -24,7 +24,7 @@ READY_SECONDS = 300.0
 """For a worker to start, on a busy machine."""
 
 MAX_SENT = 3
-"""How many devices a job may lose before that counts as its own doing."""
+"""Devices that a job may lose before the job is considered the cause."""
 
 Job = dict[str, Any]
 Answer = dict[str, Any]
@@ -32,10 +32,10 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True)
 class Setup:
-    """What workers are for."""
+    """What workers build and measure."""
 
     target: TargetSpec
-    """The machine that kernels are for."""
+    """Target of the kernels."""
     device: dict[str, Any] | None = None
     """Arguments of `bnncc.remote.connect`; None to measure here."""
     threads: int = 1
@@ -50,7 +50,7 @@ class Setup:
 
 @dataclass
 class _Process:
-    """A worker process, and the job it has."""
+    """A worker process and its current job."""
 
     popen: subprocess.Popen[bytes]
     ready: bool = False
@@ -60,7 +60,7 @@ class _Process:
 
 @dataclass
 class _Batch:
-    """Jobs on their way."""
+    """Jobs in progress."""
 
     jobs: Sequence[Job]
     seconds: float
@@ -70,7 +70,7 @@ class _Batch:
 
 
 class Pool:
-    """Some workers, started when there are jobs; a context manager, which ends them.
+    """Workers, started when there are jobs; a context manager, which ends them.
 
     Parameters
     ----------
@@ -107,9 +107,9 @@ class Pool:
         jobs : sequence of dict
             For `worker.Worker.do`.
         seconds : float
-            That one of them may take.
+            Time limit of a job.
         done : callable, optional
-            Told each job's number and answer as soon as it is there.
+            Called with each job's number and answer when it arrives.
 
         Returns
         -------
@@ -150,7 +150,7 @@ class Pool:
             self._write(process, asdict(self.setup))
 
     def _listen(self, process: _Process) -> None:
-        """Pass on what a worker says, line by line, and an empty line at its end."""
+        """Pass on the output of a worker, line by line, and an empty line at its end."""
         assert process.popen.stdout is not None
         with contextlib.suppress(OSError, ValueError), process.popen.stdout as stdout:
             for line in stdout:
@@ -170,7 +170,7 @@ class Pool:
             process.popen.stdin.flush()
 
     def _wait(self, batch: _Batch) -> None:
-        """Wait until something happens, and deal with it."""
+        """Wait for the next event, and handle it."""
         busy = [p.until for p in self._processes if not p.ready or p.job is not None]
         with contextlib.suppress(queue.Empty):
             wait = max(0.0, min(busy, default=0.0) - time.monotonic())

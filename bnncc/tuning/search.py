@@ -18,7 +18,7 @@ from bnncc.tuning.strategy import candidates, points_of, ranking
 from bnncc.tuning.task import Task, key_of
 
 WARM_UP = 8
-"""Measurements before the cost model is asked."""
+"""Measurements before the cost model is used."""
 
 
 def tune_context(module: Any, target: Any, space: Any, strategy: Any, name: str) -> Any:
@@ -52,11 +52,11 @@ class Search:
     target : TargetSpec
         The machine.
     seed : int
-        Of everything random.
+        Seed of all random choices.
     from_default : bool
         Whether the rule's default is the first point that is tried, and then what other CPUs found.
     cpu : str
-        What is measured on, for the records; empty if that is not this machine.
+        CPU on which kernels are measured, for the records; empty if it is not this machine's.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Search:
         return [task.left[key_of(point)] for point in points_of(found)]
 
     def learn(self, task: Task, measured: Sequence[tuple[Point, float]]) -> None:
-        """Teach the cost model what was measured."""
+        """Train the cost model on measurements."""
         from tvm.s_tir import meta_schedule as ms
 
         if not measured:

@@ -1,8 +1,8 @@
-"""Which points to try next, as MetaSchedule's search strategy.
+"""Choose the points to try next, as a search strategy of MetaSchedule.
 
-Spaces are small enough to be listed, so no evolution is needed to find what the cost model likes:
-it ranks the points not tried yet, all of them or a sample with the neighbours of the best. Some are
-chosen at random all the same, to learn from.
+Spaces are small enough to be listed, so no evolutionary search is needed: the cost model ranks the
+points not tried yet, all of them or a sample with the neighbours of the best. Some are chosen at
+random nevertheless, to train the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RANKED = 320
 """Points that the cost model ranks at a time."""
 
 RANDOM_SHARE = 0.25
-"""Of a batch, chosen at random."""
+"""Part of a batch that is chosen at random."""
 
 
 def candidates(
@@ -33,7 +33,7 @@ def candidates(
 
 
 def points_of(candidates: Iterable[Any]) -> list[dict[str, int]]:
-    """Return what candidates decide."""
+    """Return the points of candidates."""
     return [point_of_module(made.sch.mod) for made in candidates]
 
 
@@ -45,7 +45,7 @@ def ranking(task: Task, rng: random.Random, arguments: Sequence[Any], from_defau
     task : Task
         Says what was tried and how fast it was.
     rng : random.Random
-        For all that is random.
+        Source of all random choices.
     arguments : sequence of TensorInfo
         Of the kernel.
     from_default : bool
@@ -54,7 +54,7 @@ def ranking(task: Task, rng: random.Random, arguments: Sequence[Any], from_defau
     Returns
     -------
     tvm.s_tir.meta_schedule.search_strategy.SearchStrategy
-        Of each batch, `pre_tuning` says how large it is. Without a cost model all is random.
+        `pre_tuning` sets the size of each batch. Without a cost model all choices are random.
     """
     from tvm.ir.utils import derived_object
     from tvm.s_tir import meta_schedule as ms

@@ -36,15 +36,15 @@ class Task:
     failed: dict[str, str] = field(default_factory=dict)
     """Points that failed, and how."""
     elsewhere: list[Point] = field(default_factory=list)
-    """What was best on other CPUs: worth a trial."""
+    """The best points on other CPUs, to be tried."""
     trials: int = 0
     """Points built and measured, those that failed included."""
     kept: str | None = None
-    """The point that won the last race, by `key_of`; empty if another order of weights did."""
+    """The fastest point of the last comparison, by `key_of`; empty if of another weight order."""
     raced: int = 0
-    """Trials before that race."""
+    """Trials before that comparison."""
     gain: Gain | None = None
-    """What it takes relative to the default, if they raced in this run."""
+    """Its time relative to the default, if they were compared in this run."""
 
     def __post_init__(self) -> None:
         self.all = list(self.space.points())
@@ -66,18 +66,18 @@ class Task:
         return self.points[key], self.times[key]
 
     def note(self, point: Point, seconds: float) -> None:
-        """Take a measurement."""
+        """Add a measurement."""
         key = key_of(point)
         self.times[key], self.points[key] = seconds, point
         self.left.pop(key, None)
 
     def fail(self, point: Point, why: str) -> None:
-        """Take a failure: the point is not tried again."""
+        """Add a failure: the point is not tried again."""
         self.failed[key_of(point)] = why
         self.left.pop(key_of(point), None)
 
     def resume(self, records: Sequence[Record], note: Mapping[str, Any] | None) -> None:
-        """Take what an earlier run found."""
+        """Add the results of an earlier run."""
         for record in records:
             if record.workload == self.workload and key_of(record.point) in self.left | self.times:
                 self.note(record.point, record.seconds)

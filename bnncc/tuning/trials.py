@@ -18,7 +18,7 @@ from bnncc.tuning.pool import Answer, Job, Pool
 from bnncc.tuning.task import Task, key_of
 
 BATCH = 8
-"""Trials of one kernel between two lessons for the cost model."""
+"""Trials of one kernel between two updates of the cost model."""
 
 CASE_SECONDS = 300.0
 """For the oracle to compute what a kernel should."""
@@ -29,12 +29,12 @@ class Plan:
     """How to tune."""
 
     trials: int = 512
-    """In all, those of earlier runs in the same folder included."""
+    """Total, including those of earlier runs in the same folder."""
     each: int | None = None
     """Trials of every kernel, one after the other, instead of `trials` by their share of the
     time."""
     time_limit: float | None = None
-    """Seconds after which no batch is begun."""
+    """Seconds after which no batch starts."""
     jobs: int = 1
     """Kernels built at a time."""
     measurers: int = 1
@@ -45,21 +45,21 @@ class Plan:
     measure_seconds: float = 30.0
     """`build_seconds`, `measure_seconds`: after which a kernel is given up."""
     repeat_seconds: float = 0.03
-    """That timing of one kernel takes, more or less."""
+    """Approximate seconds of timing one kernel."""
     seed: int = 0
     """Of the search."""
     from_default: bool = True
     """Whether the rule's default is each kernel's first trial."""
     lock: Path | None = None
-    """File that is locked while kernels are measured, for machines where others measure too."""
+    """File to lock while kernels are measured, for machines on which other programs measure too."""
     command: str = ""
     """For the index."""
     device: str = ""
-    """Whose times they are, for the index."""
+    """Device that is measured, for the index."""
 
 
 class Same:
-    """In place of times: the kernel is that of a point measured before."""
+    """Result in place of times: the kernel equals that of a point measured before."""
 
 
 class Trials:
@@ -68,9 +68,9 @@ class Trials:
     Parameters
     ----------
     plan : Plan
-        How.
+        What to try.
     builders, measurers : Pool
-        Who.
+        Worker processes.
     scratch : Path
         Folder for cases and libraries.
     console : Console
@@ -96,7 +96,7 @@ class Trials:
         return self._numbers.setdefault(task.workload, len(self._numbers))
 
     def cases(self, tasks: Sequence[Task]) -> None:
-        """Have the oracle compute what is not there yet; a kernel without is not tuned."""
+        """Compute missing cases with the oracle; a kernel without a case is not tuned."""
         missing = [task for task in tasks if not self._case(task).exists()]
         jobs: list[Job] = [
             {"task": "case", "spec": task.workload.spec, "path": str(self._case(task))}
@@ -169,7 +169,7 @@ class Trials:
     def turns(
         self, pairs: Sequence[tuple[Task, Point]], count: int
     ) -> list[list[list[float]]] | None:
-        """Measure points in turns, forwards and backwards, each turn elsewhere in memory.
+        """Measure points in interleaved runs, forwards and backwards, each elsewhere in memory.
 
         Parameters
         ----------
@@ -205,7 +205,7 @@ class Trials:
 
 
 def shortest(turns: Sequence[Sequence[float]]) -> list[float]:
-    """Return the times of some turns that go on record."""
+    """Return the times of some turns to record."""
     return sorted(time for turn in turns for time in turn)[:KEPT]
 
 
@@ -215,7 +215,7 @@ def _direction(count: int, turn: int) -> list[int]:
 
 @contextlib.contextmanager
 def _locked(path: Path | None) -> Iterator[None]:
-    """Hold a lock that others respect, if there is one."""
+    """Hold the lock file, if one is given."""
     if path is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Tune the kernels of a network: which gets the next trials, and which results are recorded."""
+"""Tune the kernels of a network: choose which gets the next trials, and record the results."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from bnncc.tuning.task import Task, key_of
 from bnncc.tuning.trials import Plan, Same, Trials, shortest
 
 CONTESTANTS = 3
-"""Points that are measured once more beside the default, when a kernel is done."""
+"""Points that are compared with the default when a kernel is done."""
 
 TURNS = 3
-"""How often each of them then is."""
+"""Turns of that comparison."""
 
 
 @dataclass
 class Result:
-    """What a run did."""
+    """Result of a run."""
 
     tasks: list[Task] = field(default_factory=list)
-    """Kernels with something to choose, and what is known of them now."""
+    """Kernels with something to choose, and their results."""
     trials: int = 0
     """In this run."""
     seconds: float = 0.0
@@ -97,9 +97,9 @@ class Tuner:
     tasks : list of Task
         From `tasks_of`.
     setup : Setup
-        What measures.
+        Setup of the workers that measure.
     folder : Path
-        Of records; the target's folder is made in it.
+        Folder of records, in which the target's folder is made.
     plan : Plan
         How.
     console : Console
@@ -157,7 +157,7 @@ class Tuner:
 
     @property
     def won(self) -> bool:
-        """Whether kernels raced in this run, and any is kept other than as the rules make it."""
+        """Whether this run compared kernels, and keeps any that differs from the rules' default."""
         raced = any(task.gain is not None for task in self.tasks)
         changed = (task.kept not in (None, self._unchanged(task)) for task in self.tasks)
         return raced and any(changed)
@@ -167,16 +167,16 @@ class Tuner:
         return key_of(task.space.default) if task is self._layer(task)[0] else ""
 
     def verdicts(self) -> list[tuple[str | None, int]]:
-        """Return what is kept of each kernel, and after how many trials it raced."""
+        """Return the point kept for each kernel, and the trials before."""
         return [(task.kept, task.raced) for task in self.tasks]
 
     def defaults(self, again: bool = False) -> list[tuple[str | None, int]]:
-        """Return verdicts that let the rules decide; `again` if kernels are to race once more."""
+        """Return verdicts for the rules' defaults; `again` if kernels are to be compared again."""
         kept = (None if task.kept is None else self._unchanged(task) for task in self.tasks)
         return [(k, 0 if again else t.raced) for k, t in zip(kept, self.tasks, strict=True)]
 
     def keep(self, verdicts: Sequence[tuple[str | None, int]]) -> None:
-        """Put on record what is kept of each kernel, and after how many trials it raced."""
+        """Record the point kept for each kernel, and the trials before it was chosen."""
         with Writer(self.folder) as self.writer:
             for task, (kept, raced) in zip(self.tasks, verdicts, strict=True):
                 if kept is not None:
@@ -189,7 +189,7 @@ class Tuner:
         return sum(task.trials for task in self.tasks)
 
     def _resume(self) -> None:
-        """Take up what is on record, and say in the index who goes on."""
+        """Continue from the records, and note this session in the index."""
         known = records.load(self.setup.target, [self.folder.parent])
         log, _ = records.that_count(self.writer.log, self.setup.target)
         notes = log.notes()
@@ -234,7 +234,7 @@ class Tuner:
                 self._race(layer)
 
     def _teach(self) -> None:
-        """Tell the cost model what is known of kernels that are to be tuned further."""
+        """Train the cost model on the measurements of kernels that are to be tuned further."""
         most = self.plan.each
         for task in self.tasks:
             if task.left and (most is None or task.trials < most):
@@ -263,7 +263,7 @@ class Tuner:
     # ---- trials ----------------------------------------------------------------------------
 
     def _trials(self, chosen: Sequence[tuple[Task, int]]) -> None:
-        """Build, check and measure points of some tasks, and put on record what is right."""
+        """Build, check and measure points of some tasks, and record those with correct results."""
         with self.interrupts.shield():
             pairs = [(task, p) for task, count in chosen for p in self.search.propose(task, count)]
         self.trials.cases([task for task, _ in chosen])
@@ -277,7 +277,7 @@ class Tuner:
         pairs: Sequence[tuple[Task, Point]],
         found: Sequence[list[float] | str | Same],
     ) -> None:
-        """Put measurements on record, and learn from them."""
+        """Record measurements, and train the cost model on them."""
         measured: dict[int, list[tuple[Point, float]]] = {}
         for (task, point), times in zip(pairs, found, strict=True):
             if isinstance(times, Same):
@@ -323,7 +323,7 @@ class Tuner:
         return [t for t in self.tasks if (t.workload.layer, t.workload.threads) == (layer, threads)]
 
     def _race(self, layer: Sequence[Task]) -> None:
-        """Measure the best points of a layer and its default in turns; keep what then is faster."""
+        """Compare the best points of a layer with its default, interleaved; keep the fastest."""
         own, default = layer[0], key_of(layer[0].space.default)
         if default not in own.times or all(task.raced == task.trials for task in layer):
             return
@@ -355,7 +355,7 @@ class Tuner:
     def _turns(
         self, chosen: Sequence[tuple[Task, str]], count: int
     ) -> list[list[list[float]]] | None:
-        """Measure points in turns, and put the shortest times on record; None if one fails."""
+        """Measure points in interleaved runs, and record the shortest times; None if one fails."""
         pairs = [(task, task.points[key]) for task, key in chosen]
         found = self.trials.turns(pairs, count)
         if found is not None:
@@ -370,7 +370,7 @@ def _mean(times: Sequence[float]) -> float:
 
 
 def summary(result: Result) -> dict[str, Any]:
-    """Return what a run found, for JSON."""
+    """Return the results of a run, for JSON."""
     return {
         "trials": result.trials,
         "seconds": round(result.seconds, 3),
@@ -429,7 +429,7 @@ class Progress:
             self.console.result(text)
 
     def end(self, tasks: Sequence[Task]) -> None:
-        """Leave the best of every kernel on the screen."""
+        """Print the best of every kernel."""
         if self.console.live:
             self.console.status("")
         for task in tasks:
@@ -439,7 +439,7 @@ class Progress:
 
     @staticmethod
     def verdict(task: Task) -> str:
-        """Return what the race of a kernel decided; empty if it had none."""
+        """Return the result of comparing a kernel with its default; empty without a comparison."""
         if task.kept is None:
             return ""
         if not task.kept:
@@ -459,7 +459,7 @@ class Progress:
         return text
 
     def amount(self, value: float) -> str:
-        """Return what was measured with its unit."""
+        """Return a measurement with its unit."""
         return f"{value * 1e6:.2f} us" if self.unit == "s" else f"{value * 1e6:,.0f} {self.unit}"
 
     def _left(self, done: int) -> str:

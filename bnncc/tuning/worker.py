@@ -1,7 +1,7 @@
-"""The process that builds and measures, so that a crash or hang does not affect the tuner.
+"""The worker process that builds and measures; its crash or hang does not affect the tuner.
 
-``python -m bnncc.tuning.worker`` reads JSON lines: first what it is for, then jobs. It answers each
-job with a line. It ends when its input does, or with the process that started it.
+``python -m bnncc.tuning.worker`` reads JSON lines: first its setup, then jobs. It answers each
+job with a line. It ends with its input, or with the process that started it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Worker:
             return {"error": f"{type(error).__name__}: {text[-1][:300]}"}
 
     def case(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Make inputs and the oracle's outputs of a workload."""
+        """Compute inputs and expected outputs of a workload."""
         from bnncc.files import npz_bytes, write_atomic
         from bnncc.tuning.cases import make
 
@@ -67,7 +67,7 @@ class Worker:
         return {}
 
     def build(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Make the library of a point, unless it is the same kernel as one made before."""
+        """Build the library of a point, unless an equal kernel was built before."""
         import tvm
 
         from bnncc import schedules
@@ -114,7 +114,7 @@ class Worker:
         return {"times": times, "seconds": time.perf_counter() - started}
 
     def network(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Time whole networks in turns."""
+        """Time whole networks in interleaved runs."""
         from bnncc.runtime.artifact import Artifact
         from bnncc.tuning.bench import in_turns
 
@@ -123,7 +123,7 @@ class Worker:
 
 
 def _where(method: str, device: dict[str, Any] | None, threads: int, on_gpu: bool) -> Any:
-    """Return what measures; connect if that is a device."""
+    """Return the object that measures; connect to a device if there is one."""
     from bnncc.tuning import bench
 
     if method == "instructions":

@@ -100,7 +100,7 @@ def test_an_index_names_several_files(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": parts}))
     check(index)
     index.write_text("[]")
-    with pytest.raises(ModelError, match="is no index"):
+    with pytest.raises(ModelError, match="is not an index"):
         stored(index)
 
 

@@ -131,7 +131,7 @@ def test_what_is_computed_of_bytes(operands: str, given: str, body: str) -> None
         ("z = Div(x, std) y = Conv(z, w)", "float[1,3,9,9] x", {}, "computed (`z`)"),
         (
             "f = Cast<to=1>(x) z = Add(f, std) y = Conv<pads=[1,1,1,1]>(z, w)",
-            "uint8[1,3,9,9] x", {}, "no byte stands for the 0",
+            "uint8[1,3,9,9] x", {}, "no byte represents the 0",
         ),
     ],
 )  # fmt: skip

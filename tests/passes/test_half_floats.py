@@ -153,7 +153,7 @@ def test_weights_beyond_float16_stay_float32() -> None:
 @pytest.mark.parametrize(("name", "tensor"), [("w", "a"), ("u", "e")])
 def test_numbers_beyond_float16_are_refused(name: str, tensor: str) -> None:
     proto = scaled(model(), name, 1e6)
-    with pytest.raises(UsageError, match=rf"`{tensor}` has numbers beyond 65504"):
+    with pytest.raises(UsageError, match=rf"`{tensor}` has numbers above 65504"):
         lowered(proto, float_type="float16")
 
 

@@ -96,7 +96,7 @@ def layer(data: str, weight: str, last: bool = False) -> Layer:
             "signs",
             "few_bit",
             "ternary data, 1-bit weights",
-            "zeros of ternary data take",
+            "zeros of ternary data need",
         ),
         ("ternary", "ternary", "few_bit", "ternary data, ternary w", "ternary data and weights"),
         ("relu", "signs", "float", "real-valued (from Relu", "apply sign() after the Relu"),

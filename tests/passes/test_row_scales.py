@@ -100,7 +100,7 @@ def test_the_report_says_where_float32_may_round_sums(channels: int) -> None:
     net.output(net.op("MatMul", half, net.const(np.ones((channels, 1)))))
     (layer,) = passed(net.model())[2]
     exact = 127 * channels < 2**24
-    assert ("may pass 2^24" in layer.reason) == (not exact)
+    assert ("may exceed 2^24" in layer.reason) == (not exact)
 
 
 def test_what_differs_along_a_row_stays_where_it_is() -> None:

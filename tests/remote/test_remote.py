@@ -183,7 +183,7 @@ def test_tvms_own_server(digits: dict[str, Path], capsys: pytest.CaptureFixture[
         assert result["network"]["min_us"] > 0
         message = fails(capsys, "deploy", digits["arm64"], *where)
         assert "loading failed" in message
-        assert "another architecture" in message
+        assert "for the architecture of the device?" in message
         assert "logits: PASS" in succeeds(capsys, "deploy", digits["host"], *where)
 
 

@@ -1,1 +1,1 @@
-"""What runs from a bundle, on a machine without TVM: it needs NumPy, and PyTorch for a GPU."""
+"""The runner of a bundle, for a machine without TVM: it needs NumPy, and PyTorch for a GPU."""

@@ -1,4 +1,4 @@
-"""Where arrays lie, how they get there, and how calls are timed: TVM's runtime without TVM."""
+"""Use TVM's runtime without TVM: hold and copy arrays, and time calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 CUDART = "libcudart.so.13"
 
 MICROSECONDS = 200.0
-"""That a graph of launches takes at least, if they are not too many: a start costs a few."""
+"""Minimum time of a graph of launches: starting one costs a few."""
 
 MOST_LAUNCHES = 100
 _ALIGNMENT = 64
@@ -38,7 +38,7 @@ class Place:
     root : Path
         The bundle, with ``lib/`` and ``tvm_ffi/``.
     features : sequence of str
-        What the code needs of a CPU, as Linux spells it.
+        CPU features that the code needs, by their names in Linux.
 
     Raises
     ------
@@ -54,7 +54,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """What the device is called by its maker."""
+        """Product name of the device."""
         if self.device == "cuda":
             import torch
 
@@ -63,7 +63,7 @@ class Place:
 
     @property
     def versions(self) -> dict[str, str]:
-        """What else times may depend on."""
+        """Versions on which times may depend."""
         found = {"python": sys.version.split()[0], "numpy": np.__version__}
         if self.device == "cuda":
             import torch
@@ -89,9 +89,9 @@ class Place:
         return machine["main"]
 
     def _unfold_graphs(self) -> None:
-        """Have TVM's runtime launch what it would make CUDA graphs of.
+        """Make TVM's runtime launch kernels that it would put in CUDA graphs.
 
-        A graph cannot be launched where another one is captured; so all of a network can be one.
+        A graph cannot be launched while another is captured, so a whole network can be one graph.
         """
         invoke = self.ffi.get_global_func("vm.builtin.invoke_closure")
 
@@ -116,7 +116,7 @@ class Place:
         return moved.view(torch.uint32) if array.dtype == np.uint32 else moved
 
     def filled(self, tensor: Any, array: np.ndarray) -> Any:
-        """Return `tensor` with the values of an array; on a CPU another one."""
+        """Return `tensor` with the values of an array; on a CPU, another tensor."""
         if self.device == "cpu":
             return self.tensor(array)
         import torch
@@ -139,19 +139,19 @@ class Place:
         return tensor.cpu().numpy()
 
     def wait(self) -> None:
-        """Wait until the device has done all; what went wrong there is raised here."""
+        """Wait until the device has finished; raise its errors."""
         if self.device == "cuda":
             import torch
 
             torch.cuda.synchronize()
 
     def timer(self, call: Call, launches: int | None = None) -> Timer:
-        """Return what times `call`, several launches at once: on a GPU as a graph, if they can be.
+        """Return a timer of several launches of `call`, on a GPU as a graph if possible.
 
         Parameters
         ----------
         call : callable
-            To be timed; it has been called before.
+            The call to time, already called once.
         launches : int, optional
             By default as many as take `MICROSECONDS`.
         """
@@ -161,12 +161,12 @@ class Place:
 
 
 class Timer:
-    """Takes times of a call.
+    """Times a call.
 
     Attributes
     ----------
     graph : bool
-        Whether of a CUDA graph.
+        Whether the calls are a CUDA graph.
     launches : int
         Calls at a time.
     """
@@ -175,7 +175,7 @@ class Timer:
     launches = 1
 
     def microseconds(self) -> float:
-        """Return how long one call takes, as a mean of `launches`."""
+        """Return the time of one call, as a mean of `launches`."""
         raise NotImplementedError
 
 
@@ -242,14 +242,14 @@ def _enough(microseconds: float) -> int:
 
 
 def in_turns(timers: Sequence[Timer], turns: int) -> list[list[float]]:
-    """Return `turns` times of each timer, taken forwards and backwards in turns.
+    """Return `turns` times of each timer, from interleaved runs, forwards and backwards.
 
     Parameters
     ----------
     timers : sequence of Timer
-        Of calls to be compared.
+        Timers of the calls to compare.
     turns : int
-        How often.
+        Number of times.
 
     Returns
     -------
@@ -270,14 +270,14 @@ def median(times: Sequence[float]) -> float:
 
 
 def _first_cpu() -> dict[str, str]:
-    """Return what Linux says of the first processor."""
+    """Return Linux's description of the first processor."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     pairs = [(key.strip(), value.strip()) for key, _, value in (x.partition(":") for x in lines)]
     return dict(reversed(pairs))
 
 
 def _features() -> set[str]:
-    """Return the features that programs may use; tiles (AMX) have to be asked for."""
+    """Return the features that programs may use; tiles (AMX) must be requested."""
     facts = _first_cpu()
     found = {*facts.get("flags", "").split(), *facts.get("Features", "").split()}
     request = 158, 0x1023, 18  # arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA
@@ -311,7 +311,7 @@ def _load_runtime(device: str, folder: Path) -> Any:
 
 
 def _open(*names: str) -> None:
-    """Load the first of some libraries that can be."""
+    """Load the first library that can be loaded."""
     errors = []
     for name in names:
         try:

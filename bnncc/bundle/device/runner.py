@@ -1,10 +1,10 @@
-"""Runs a bundle by workers, which may die, and keeps each result as soon as it is there.
+"""Run a bundle in worker processes, which may crash, and record each result at once.
 
     python FOLDER/run.py [--seconds 540] [--results FILE] [--only PART ...]
 
-Results are appended to a file of JSON lines. Started again, it goes on where it was stopped. What
-crashes, hangs or is wrong is noted and not tried again. Leaves with 0 if all is done and right, 1
-if something is wrong, 3 if the time was up before all was done.
+Results are appended to a file of JSON lines. Started again, it continues. Candidates
+that crash, hang or are wrong are noted and not tried again. Exits with 0 if everything is done and
+correct, 1 if something is wrong, 3 if the time limit was reached before.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from typing import Any
 DONE, WRONG, TIME_UP, INTERRUPTED = 0, 1, 3, 130
 FORMAT = 1
 HEAD = ("bundle", "target", "family", "bnncc", "tvm")
-"""What of the index the first line of the results repeats."""
+"""Fields of the index in the first line of the results."""
 
 QUIET_SECONDS = 180.0
-"""Without a word from a worker: then it hangs."""
+"""Seconds without output after which a worker counts as hanging."""
 
 GRACE_SECONDS = 10.0
-"""Before the time is up, nothing is begun any more."""
+"""Seconds before the time limit from which nothing is started."""
 
 _LATE, _UNFIT = 3, 4  # exit codes of a worker
 _START = "start"
@@ -42,7 +42,7 @@ Line = dict[str, Any]
 
 
 class _TimeUp(Exception):
-    """There is no time left."""
+    """The time limit is reached."""
 
 
 class Refused(Exception):
@@ -78,7 +78,7 @@ class Log:
             raise Refused(f"{path}: holds results of another bundle; give another --results")
 
     def add(self, line: Line) -> None:
-        """Append a line, so that nothing but a full disk can take it away."""
+        """Append a line, and flush it to the disk."""
         with open(self.path, "ab") as file:
             file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
             file.flush()
@@ -86,11 +86,11 @@ class Log:
         self.lines.append(line)
 
     def done(self, part: str) -> bool:
-        """Return whether all of a part is there."""
+        """Return whether a part is complete."""
         return any(line.get("done") == part for line in self.lines)
 
     def of(self, part: str) -> list[Line]:
-        """Return what is said of a part."""
+        """Return the results of a part."""
         return [line for line in self.lines if line.get("part") == part]
 
 
@@ -102,11 +102,11 @@ class Runner:
     root : Path
         The bundle.
     index : dict
-        What is in it.
+        Its index.
     log : Log
-        Of results.
+        Receives the results.
     seconds : float
-        After which it stops.
+        Time limit.
     """
 
     def __init__(self, root: Path, index: Line, log: Log, seconds: float) -> None:
@@ -132,7 +132,7 @@ class Runner:
         return True
 
     def _work(self, parts: Sequence[Line]) -> None:
-        """Have a worker do parts, until all are done or it ends before."""
+        """Run a worker on parts, until all are done or it ends."""
         known = [
             f"{part['part']}:{line['key']}"
             for part in parts
@@ -175,12 +175,12 @@ class Runner:
         self.log.add({"done": name})
 
     def _listen(self, command: Sequence[str], take: Callable[[Line], None]) -> str:
-        """Run a program, and take its lines; return how it failed, if it did.
+        """Run a program and record its lines; return how it failed, if it did.
 
         Raises
         ------
         Refused
-            If it says that this machine lacks something.
+            If this machine lacks something.
         _TimeUp
             If there is no time left for it.
         """
@@ -205,7 +205,7 @@ class Runner:
         return (words or f"ended with exit code {code}") if code else ""
 
     def _heard(self, process: subprocess.Popen[bytes]) -> Iterator[Line]:
-        """Yield what a worker says; a time-out ends it."""
+        """Yield the lines of a worker; a time-out ends it."""
         assert process.stdout is not None
         held = b""
         with selectors.DefaultSelector() as selector:
@@ -226,14 +226,14 @@ class Runner:
                     return
 
     def _open_session(self, line: Line) -> None:
-        """Say once where, when and with what this ran."""
+        """Record once the machine, the time and the versions."""
         if not self._session:
             now = datetime.datetime.now(datetime.timezone.utc).isoformat("T", "seconds")
             self.log.add({"session": now, **line})
             self._session = True
 
     def _keep(self, part: Line, line: Line) -> None:
-        """Keep a line, with what it is about."""
+        """Record a line with its part."""
         more: Line = {"part": part["part"]}
         if "candidates" in part:
             more |= {"kernel": part["name"], "check": part["digest"], "macs": part["macs"]}
@@ -273,7 +273,7 @@ def _last_line(file: Any) -> str:
 
 
 def _short(line: Line) -> str:
-    """Return a result for people who watch."""
+    """Return a result as a line of progress."""
     what = [str(line.get(k)) for k in ("kernel", "network", "part") if k in line][:1]
     what += [line["label"]] if line.get("label") else []
     if "key" in line and "label" not in line:
@@ -283,12 +283,12 @@ def _short(line: Line) -> str:
 
 
 def summary(lines: Sequence[Line]) -> list[str]:
-    """Return what was found: each network, and the best of each kernel beside its default.
+    """Return the results: each network, and the best of each kernel beside its default.
 
     Parameters
     ----------
     lines : sequence of dict
-        Of a file of results.
+        Lines of a results file.
     """
     latest = {(line["part"], line["key"]): line for line in lines if "key" in line}
     timed = [line for line in latest.values() if "us" in line]

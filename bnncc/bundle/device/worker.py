@@ -1,8 +1,8 @@
-"""Checks and times parts of a bundle, in a process of its own: what it runs may end it.
+"""Check and time parts of a bundle, in a separate process, because kernels may crash it.
 
-It prints JSON lines: ``{"part": NAME}`` and ``{"begin": KEY}`` before anything that may go wrong,
-so that whoever reads them knows what it was; a line for each result; and ``{"done": NAME}``. It
-leaves with `LATE` if the time is up.
+It prints JSON lines: ``{"part": NAME}`` and ``{"begin": KEY}`` before anything that may fail,
+so that the reader knows what it was; a line for each result; and ``{"done": NAME}``. It exits with
+`LATE` if the time limit is reached.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from bnncc.topi_binary.spec import from_json
 from bnncc.tuning import cases
 
 LATE, UNFIT, BROKEN = 3, 4, 5
-"""Exit codes: the time is up; this machine lacks something; the device is of no use any more."""
+"""Exit codes: the time limit is reached; this machine lacks something; the device is unusable."""
 
 TURNS, FINAL_TURNS = 11, 25
 """Of all candidates of a kernel; then of the best and the default once more."""
 
 FINALISTS = 3
 SECONDS = 10.0
-"""That the turns of one kernel may take, more or less."""
+"""Approximate time of the turns of one kernel."""
 
 LEAST_TURNS = 3
 TOLERANCE = 1e-4
-"""Of the largest value: how far outputs of a network may be off, if it says nothing else."""
+"""Default tolerance of outputs of a network, relative to the largest value."""
 
 Say = Callable[..., None]
 
 
 class Late(Exception):
-    """The time is up."""
+    """The time limit is reached."""
 
 
 class Worker:
-    """Does one part.
+    """Runs one part.
 
     Parameters
     ----------
@@ -53,13 +53,13 @@ class Worker:
     place : Place
         Where it runs.
     part : dict
-        Of the bundle's index.
+        Entry of the bundle's index.
     skip : set of str
-        Keys of what is not to be done again.
+        Keys of items that are done.
     until : float
-        `time.monotonic` after which nothing is begun.
+        `time.monotonic()` after which nothing starts.
     say : callable
-        Takes the fields of a line.
+        Prints the fields of a line.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class Worker:
         self.until, self._say = until, say
 
     def run(self) -> None:
-        """Do all there is."""
+        """Run everything in the part."""
         if "candidates" in self.part:
             self._kernel()
         else:
             self._network()
 
     def _begin(self, key: str) -> bool:
-        """Say what comes; return whether it is to be done. Raises `Late` if it is too late."""
+        """Announce an item; return whether to run it. Raises `Late` after the time limit."""
         if key in self.skip:
             return False
         if time.monotonic() > self.until:
@@ -87,7 +87,7 @@ class Worker:
     # ---- kernels ----------------------------------------------------------------------------
 
     def _kernel(self) -> None:
-        """Check all candidates for a kernel; time those that are right, in turns."""
+        """Check all candidates for a kernel; time the correct ones in interleaved runs."""
         with np.load(self.root / self.part["case"]) as arrays:
             kept = dict(arrays)
         candidates = self.part["candidates"]
@@ -206,7 +206,7 @@ class Worker:
 
 
 class _Shared:
-    """Tensors that candidates share; those that are written to are filled anew for each."""
+    """Tensors that candidates share; outputs are filled again for each."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -221,7 +221,7 @@ class _Shared:
 
 
 def _repeated(images: np.ndarray, batch: int) -> np.ndarray:
-    """Return all images, then all again, and so on: neighbours are others."""
+    """Return all images, repeated as a whole, so that neighbours differ."""
     return np.tile(images, (batch, *[1] * (images.ndim - 1)))
 
 
@@ -238,7 +238,7 @@ def _function(module: Any, name: str) -> Any:
 
 
 def _random(rng: np.random.Generator, shape: Sequence[Any], dtype: str) -> np.ndarray:
-    """Return values of a kernel's tensor; symbolic dimensions are 1. Times depend on none."""
+    """Return values of a kernel's tensor; symbolic dimensions are 1. Values do not change times."""
     extents = [d if isinstance(d, int) else 1 for d in shape]
     if dtype.startswith("float"):
         return rng.standard_normal(extents).astype(dtype)
@@ -247,7 +247,7 @@ def _random(rng: np.random.Generator, shape: Sequence[Any], dtype: str) -> np.nd
 
 
 def _difference(made: np.ndarray, wanted: np.ndarray, relative: float) -> str:
-    """Return how far an output is off; empty if it is right."""
+    """Describe the error of an output; empty if it is correct."""
     if made.shape != wanted.shape:
         return f"shape {made.shape} is not {wanted.shape}"
     gap = np.abs(made.astype(np.float64) - wanted.astype(np.float64))
@@ -257,16 +257,16 @@ def _difference(made: np.ndarray, wanted: np.ndarray, relative: float) -> str:
 
 
 def main(root: Path, names: Sequence[str], skip: Sequence[str], until: float) -> int:
-    """Do parts of a bundle.
+    """Run parts of a bundle.
 
     Parameters
     ----------
     names : sequence of str
-        Of the parts.
+        Names of the parts.
     skip : sequence of str
-        What is done, or has failed: ``PART:KEY``.
+        Items that are done or have failed: ``PART:KEY``.
     until : float
-        `time.monotonic` after which nothing is begun.
+        `time.monotonic()` after which nothing starts.
     """
 
     def say(**line: Any) -> None:

@@ -347,7 +347,7 @@ def _shift(left: bool, site: Site) -> Name:
     dtype = site.out.dtype
     x, count = site.number("self"), site.get("other")
     if not isinstance(count, int) or not 0 <= count < np.iinfo(dtype).bits - 1:
-        raise site.refuse("shifts by what is no number from 0 to the bits of its type")
+        raise site.refuse("shifts by a value that is not a number from 0 to the bits of its type")
     factor = x.of(1 << count)
     made = x * factor if left else floor_divided(x, factor)
     return made.name

@@ -54,7 +54,7 @@ def _nearest(site: Site, *, exact: bool) -> Name:
     attrs = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     if not all(isinstance(h, int) and isinstance(w, int) for h, w in known):
         if not all(f is not None and f == int(f) for f in factors):
-            raise site.refuse("to a dynamic size, by what is no whole factor")
+            raise site.refuse("to a dynamic size, by a factor that is not an integer")
         scales = site.const([1, 1, *[f or 1 for f in factors]], "float32")
         return site.emit("Resize", [x, "", scales], mode="nearest", **attrs)
     places = [_places(int(h), int(w), f, exact) for (h, w), f in zip(known, factors, strict=True)]
