@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from bnncc.schedules import tile_choice, with_weight_order
+from bnncc.schedules import multithreading, tile_choice, with_weight_order
 from bnncc.targets import catalog
 from bnncc.topi_binary import layout, reference
 from bnncc.topi_binary.spec import BinaryConv2d, Step, to_json
@@ -138,9 +138,10 @@ def test_narrow_sums_reach_their_bounds(target: str, equal: bool) -> None:
 @pytest.mark.parametrize("pad_value", [0, 1, -1])
 def test_threads_share_the_rows(target: str, pad_value: int) -> None:
     spec = BinaryConv2d(
-        1, 40, 40, 256, 257, (3, 3), pads=(1, 1, 1, 1), pad_value=pad_value, steps=THRESHOLD
+        1, 24, 24, 128, 129, (3, 3), pads=(1, 1, 1, 1), pad_value=pad_value, steps=THRESHOLD
     )
     spec = for_target(spec, target)
+    assert multithreading.shared(spec, catalog.resolve(target), 2)
     inputs = make_inputs(spec, seed(spec))
     check(build([spec], target, threads=2), 0, spec, inputs)
 
