@@ -495,7 +495,7 @@ def test_networks_of_every_kind_can_be_tuned(network: str, tmp_path: Path) -> No
         onnx.save(test_products.built(test_products.attention), path)
     options = CompileOptions(threads=1, tuned=False)
     tasks = tasks_of(driver.kernels(path, options), NATIVE, 1)
-    plan = Plan(trials=len(tasks) + 1, jobs=2, repeat_seconds=0.001)
+    plan = Plan(trials=len(tasks) + 1, jobs=1, repeat_seconds=0.001)
     result = Tuner(tasks, Setup(NATIVE), tmp_path / "logs", plan, QUIET).run()
     assert result.trials == len(tasks) + 1
     assert not any(task.failed for task in result.tasks)
