@@ -52,6 +52,12 @@ TILES = ["x86-64-v4-amx"] if "x86-64-v4-vpopcntdq" in HERE else []
 TARGETS = [*HERE, *EMULATED[:1]]
 """Targets that every operator is tested on."""
 
+FLOATS_HERE = [t for t in HERE if t != "x86-64-v4" or "x86-64-v4-vpopcntdq" not in HERE]
+"""Those of `HERE` that differ for float kernels: VPOPCNTDQ only counts bits."""
+
+FLOAT_TARGETS = [*FLOATS_HERE, *EMULATED[:1]]
+"""Targets that float operators are tested on."""
+
 
 def build(functions: dict[str, Any], target: TargetSpec) -> Any:
     """Compile scheduled functions: to be called by name, here or in an emulated processor."""

@@ -24,7 +24,7 @@ from tests.kernel_harness import with_outputs
 
 C99 = CATALOG["c99"]
 STRICT = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Wconversion", "-Werror")
-SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 needs_gcc = pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
 
 _MAIN = """

@@ -6,12 +6,13 @@ import dataclasses
 import os
 import time
 import zlib
+from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from bnncc.schedules import tile_choice, with_weight_order
+from bnncc.schedules import multithreading, tile_choice, with_weight_order
 from bnncc.targets import catalog
 from bnncc.topi_binary import layout, reference
 from bnncc.topi_binary.spec import BinaryConv2d, Step, to_json
@@ -86,8 +87,7 @@ def test_word_and_lane_edges(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", [*TARGETS, *TILES])
-@pytest.mark.parametrize("equal", [True, False])
-def test_accumulators_reach_their_bounds(target: str, equal: bool) -> None:
+def test_accumulators_reach_their_bounds(target: str) -> None:
     base = BinaryConv2d(1, 5, 5, 4096, 17, (5, 5), steps=(Step("store"),))
     variants = [
         base,
@@ -98,7 +98,7 @@ def test_accumulators_reach_their_bounds(target: str, equal: bool) -> None:
     small = dataclasses.replace(base, channels=2560)  # 64000 products: as many as 16 bits count
     variants = [for_target(spec, target) for spec in (*variants, small)]
     library = build(variants, target)
-    for number, spec in enumerate(variants):
+    for (number, spec), equal in product(enumerate(variants), (True, False)):
         ones = np.ones((1, 5, 5, spec.channels), bool)
         weight = np.full((17, 5, 5, spec.channels), equal)
         planes = [layout.pack_bits(ones), *([layout.pack_bits(~ones)] if spec.ternary else [])]
@@ -110,8 +110,7 @@ def test_accumulators_reach_their_bounds(target: str, equal: bool) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("equal", [True, False])
-def test_narrow_sums_reach_their_bounds(target: str, equal: bool) -> None:
+def test_narrow_sums_reach_their_bounds(target: str) -> None:
     # 8 * 7 lookups of 4 in a byte (the most for whole words), 65520 products in 16 bits.
     spec = BinaryConv2d(1, 2, 10, 4680, 32, (2, 7), steps=(Step("store"),))
     masked = dataclasses.replace(spec, ternary=True, channels=2340, out_channels=48)
@@ -120,7 +119,7 @@ def test_narrow_sums_reach_their_bounds(target: str, equal: bool) -> None:
     library = build(specs, target)
     narrow = catalog.resolve(target).popcount in ("lookup", "neon", "neon-dot")
     assert [s.weight_order != "words" for s in specs] == [narrow, narrow, False]
-    for number, one in enumerate(specs):
+    for (number, one), equal in product(enumerate(specs), (True, False)):
         ones = np.ones((1, 2, 10, one.channels), bool)
         zero = ~ones
         if one.ternary:
@@ -138,9 +137,10 @@ def test_narrow_sums_reach_their_bounds(target: str, equal: bool) -> None:
 @pytest.mark.parametrize("pad_value", [0, 1, -1])
 def test_threads_share_the_rows(target: str, pad_value: int) -> None:
     spec = BinaryConv2d(
-        1, 40, 40, 256, 257, (3, 3), pads=(1, 1, 1, 1), pad_value=pad_value, steps=THRESHOLD
+        1, 24, 24, 128, 129, (3, 3), pads=(1, 1, 1, 1), pad_value=pad_value, steps=THRESHOLD
     )
     spec = for_target(spec, target)
+    assert multithreading.shared(spec, catalog.resolve(target), 2)
     inputs = make_inputs(spec, seed(spec))
     check(build([spec], target, threads=2), 0, spec, inputs)
 

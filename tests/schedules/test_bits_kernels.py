@@ -13,7 +13,7 @@ from bnncc.topi_binary.spec import BitwiseMaxPool, ConcatBits, PadBits, SliceBit
 from tests.kernel_harness import TARGETS, clear_tails, run_kernel, same, small_integers
 from tests.schedules.test_float_kernels import CHANNELS, batches, windows
 
-QUICK = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 SLOW = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 
 channels = st.sampled_from([*CHANNELS, 32, 512])

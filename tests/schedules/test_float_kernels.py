@@ -18,6 +18,7 @@ from bnncc.topi_binary.spec import Conv2d, Elementwise, Pool2d, RowPool, Step, o
 from bnncc.tuning.cases import make
 from tests.kernel_harness import (
     EMULATED,
+    FLOAT_TARGETS,
     HERE,
     TARGETS,
     build,
@@ -48,7 +49,7 @@ STEPS = [
     Step("bits", zero=True),
 ]
 LAYOUTS = ("NHWC", "NCHW")
-QUICK = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 SLOW = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 
 steps = (
@@ -181,7 +182,7 @@ def _taps(spec: Pool2d) -> int:
     return spec.kernel[0] * spec.kernel[1]
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", FLOAT_TARGETS)
 class TestQuick:
     @QUICK
     @given(spec=convs(), seed=st.integers(0, 99))

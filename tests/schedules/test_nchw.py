@@ -14,7 +14,15 @@ from bnncc.targets import catalog
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.reference import ORACLES
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d, Spec, Step
-from tests.kernel_harness import HERE, TILES, build, run_kernel, same, small_integers
+from tests.kernel_harness import (
+    FLOATS_HERE,
+    HERE,
+    TILES,
+    build,
+    run_kernel,
+    same,
+    small_integers,
+)
 
 PLANAR = (Step("affine"), Step("store", layout="NCHW"))
 MANY = (*PLANAR, Step("bits"), Step("relu"), Step("store"), Step("store", layout="NCHW"))
@@ -44,7 +52,7 @@ def test_several_results_of_an_open_batch(target: str, threads: int) -> None:
     check(spec, target, threads, batch=2)
 
 
-@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("target", FLOATS_HERE)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("data_layout", ["NHWC", "NCHW"])
 def test_float_convolutions(target: str, threads: int, data_layout: str) -> None:

@@ -17,7 +17,7 @@ from bnncc.topi_binary import layout, quantization, reference
 from bnncc.topi_binary.build import input_types
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Conv2d, RowPool, Step, from_json, to_json
-from tests.kernel_harness import TARGETS, run_kernel, same
+from tests.kernel_harness import FLOAT_TARGETS, run_kernel, same
 
 QUICK = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 SLOW = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -116,7 +116,7 @@ def _check(spec: Conv2d, target: str, seed: int = 0, threads: int = 1) -> None:
     _agree(spec, _inputs(spec, seed, batch), target, batch, threads)
 
 
-@pytest.mark.parametrize("target", [*TARGETS, NATIVE])
+@pytest.mark.parametrize("target", [*FLOAT_TARGETS, NATIVE])
 @pytest.mark.parametrize("channels", [7, 8, 16])
 def test_bytes_of_many_channels_as_bfloat16(channels: int, target: str) -> None:
     zeros = tuple(range(3, 255, 250 // channels))[:channels]
@@ -126,7 +126,7 @@ def test_bytes_of_many_channels_as_bfloat16(channels: int, target: str) -> None:
     _check(spec, target)
 
 
-@pytest.mark.parametrize("target", [*TARGETS, NATIVE])
+@pytest.mark.parametrize("target", [*FLOAT_TARGETS, NATIVE])
 @QUICK
 @given(spec=convs(), seed=st.integers(0, 99))
 def test_quick(target: str, spec: Conv2d, seed: int) -> None:
@@ -134,14 +134,14 @@ def test_quick(target: str, spec: Conv2d, seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", [*TARGETS, NATIVE])
+@pytest.mark.parametrize("target", [*FLOAT_TARGETS, NATIVE])
 @SLOW
 @given(spec=convs(), seed=st.integers(0, 99), threads=st.sampled_from([1, 2, 3]))
 def test_slow(target: str, spec: Conv2d, seed: int, threads: int) -> None:
     _check(spec, target, seed, threads)
 
 
-@pytest.mark.parametrize("target", [*TARGETS, NATIVE])
+@pytest.mark.parametrize("target", [*FLOAT_TARGETS, NATIVE])
 @pytest.mark.parametrize("operands", ["bfloat16", "int8"])
 @pytest.mark.parametrize("zeros", [(), (0, 255, 116)])
 def test_stem(target: str, operands: str, zeros: tuple[int, ...]) -> None:
@@ -160,7 +160,7 @@ def test_shapes(shape: str, channels: int, operands: str) -> None:
     _check(spec, NATIVE)
 
 
-@pytest.mark.parametrize("target", [*TARGETS, NATIVE])
+@pytest.mark.parametrize("target", [*FLOAT_TARGETS, NATIVE])
 @pytest.mark.parametrize("data", [(-5.0, -5.0), (0.0, 0.0), (1e-38, -1e-38), (1e30, -1e30)])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_largest_sums(target: str, data: tuple[float, float], sign: int) -> None:
@@ -174,7 +174,7 @@ def test_largest_sums(target: str, data: tuple[float, float], sign: int) -> None
     _agree(spec, [image, quantization.pack_weight(weight, spec)], target, 1, 1)
 
 
-@pytest.mark.parametrize("target", [*TARGETS, NATIVE])
+@pytest.mark.parametrize("target", [*FLOAT_TARGETS, NATIVE])
 @pytest.mark.parametrize("pixel", [0, 255])
 def test_largest_bytes(target: str, pixel: int) -> None:
     spec = Conv2d(
@@ -188,7 +188,7 @@ def test_largest_bytes(target: str, pixel: int) -> None:
     same(run_kernel(spec, inputs, target), reference.conv2d(spec, inputs))
 
 
-@pytest.mark.parametrize("target", [*TARGETS, NATIVE])
+@pytest.mark.parametrize("target", [*FLOAT_TARGETS, NATIVE])
 def test_images_have_scales_of_their_own(target: str) -> None:
     spec = _for(replace(STEM, n=3, pool=None, steps=STORE), target)
     inputs = _inputs(spec, 0, 3)

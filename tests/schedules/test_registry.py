@@ -186,3 +186,14 @@ def test_a_rule_schedules_the_function_that_it_is_given(named: Spec, given: Spec
     outputs = [tvm.runtime.tensor(np.full_like(x, 90)) for x in case.outputs]
     library["main"](*inputs, *outputs)
     assert case.difference([out.numpy() for out in outputs]) == ""
+
+
+def test_vpopcntdq_only_counts_bits() -> None:
+    """Float kernels are the same with and without it, so `FLOAT_TARGETS` has only one of them."""
+    targets = [catalog.resolve(name) for name in ("x86-64-v4", "x86-64-v4-vpopcntdq")]
+    floats = [s for s in definition_cases.FLOAT if isinstance(s, (Conv2d, Pool2d, Elementwise))]
+    varied = {(type(s), *(getattr(s, k, "") for k in ("method", "operands"))): s for s in floats}
+    assert len(varied) > 4
+    for spec in varied.values():
+        one, other = (schedule(define(spec), target) for target in targets)
+        tvm.ir.assert_structural_equal(one, other, map_free_vars=True)

@@ -62,9 +62,11 @@ BREVITAS = Path(__file__).parents[1] / "data" / "brevitas"
 KILLS = 20 if os.environ.get("BNNCC_TEST_ALL") else 1
 
 
-def tune(folder: Path, trials: int, preload: tuple[str, ...] = (), **options: object) -> Result:
-    """Tune one small kernel here."""
-    plan = Plan(trials=trials, jobs=2, repeat_seconds=0.002, **options)  # type: ignore[arg-type]
+def tune(
+    folder: Path, trials: int, preload: tuple[str, ...] = (), jobs: int = 1, **options: object
+) -> Result:
+    """Tune one small kernel here; each job is a process, which takes seconds to start."""
+    plan = Plan(trials=trials, jobs=jobs, repeat_seconds=0.002, **options)  # type: ignore[arg-type]
     tasks = tasks_of([(KERNEL.spec, 1)], NATIVE, 1)
     return Tuner(tasks, Setup(NATIVE, preload=preload), folder, plan, QUIET).run()
 
@@ -133,7 +135,7 @@ def test_one_process_writes_at_a_time(tuned: Path) -> None:
 
 def test_bad_kernels_cost_their_trial_and_nothing_else(tmp_path: Path) -> None:
     bad = set(PLANTED.values())
-    result = tune(tmp_path, 14, ("tests.planted",), measure_seconds=3.0)
+    result = tune(tmp_path, 14, ("tests.planted",), jobs=2, measure_seconds=3.0)
     (task,) = result.tasks
     assert result.trials == task.trials == 14
     tried = {name: [k for k in task.failed if f"columns={c} " in k] for name, c in PLANTED.items()}
@@ -428,7 +430,7 @@ def test_a_network_must_win_its_own_race(
     def run() -> dict[str, Any]:
         return network.tune(
             DIGITS / "digits.onnx", CompileOptions(target="native"), NATIVE, folder=tmp_path,
-            pattern=re.compile("BinaryConv2d"), trials=12, jobs=2,
+            pattern=re.compile("BinaryConv2d"), trials=4, jobs=1,
         )  # fmt: skip
 
     if race_of == "stopped":
@@ -461,6 +463,7 @@ def test_networks_race_in_processes_of_their_own(
     run = Pool.run
     monkeypatch.setattr(Pool, "run", listening)
     monkeypatch.setattr(network, "TURN_SECONDS", 1e-4)
+    monkeypatch.setattr(race, "TURNS", 4)
     options = CompileOptions(threads=1, tuned=False, confirm=False)
     sides = network._compiled(DIGITS / "digits.onnx", options, tuned)
     made = network._raced(sides, Setup(NATIVE))
@@ -524,7 +527,7 @@ def test_networks_of_every_kind_can_be_tuned(network: str, tmp_path: Path) -> No
         onnx.save(test_products.built(test_products.attention), path)
     options = CompileOptions(threads=1, tuned=False)
     tasks = tasks_of(driver.kernels(path, options), NATIVE, 1)
-    plan = Plan(trials=len(tasks) + 1, jobs=2, repeat_seconds=0.001)
+    plan = Plan(trials=len(tasks) + 1, jobs=1, repeat_seconds=0.001)
     result = Tuner(tasks, Setup(NATIVE), tmp_path / "logs", plan, QUIET).run()
     assert result.trials == len(tasks) + 1
     assert not any(task.failed for task in result.tasks)

@@ -12,7 +12,7 @@ import bnncc
 from tests.collection import oracle
 from tests.collection.builder import SIGNS, Net
 
-COUNT = 300 if os.environ.get("BNNCC_TEST_ALL") else 25
+COUNT = 300 if os.environ.get("BNNCC_TEST_ALL") else 16
 CHANNELS = (1, 3, 8, 16, 31, 32, 33, 48, 64, 70)
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests import planted_passes, random_passes
 from tests.random_models import Maker
 
-COUNT = 5000 if os.environ.get("BNNCC_TEST_ALL") else 500
+COUNT = 5000 if os.environ.get("BNNCC_TEST_ALL") else 300
 BATCH = 10
 FIRST = 1_000_000
 """Seeds of the long run are below."""
