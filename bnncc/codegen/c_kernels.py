@@ -497,7 +497,8 @@ class _Function(_Expressions):
         nbytes = size * np.dtype("bool" if dtype == "bool" else _STORED.get(dtype, dtype)).itemsize
         if size == 1 and buffer not in self._views.values():
             self._scalars.add(own)
-            self._add(depth, f"{ctype} {own};")
+            # Compilers warn where a loop's first turn initializes it, as for sums of whole tensors.
+            self._add(depth, f"{ctype} {own} = {literal(0, _STORED.get(dtype, dtype))};")
             return
         if nbytes <= STACK_BYTES:
             self._add(depth, f"{ctype} {own}[{size}];")
