@@ -88,8 +88,7 @@ def build(board: Board, folder: Path, sources: Sequence[str], *flags: str) -> li
     (folder / "start.c").write_text(_START)
     (folder / "memory.ld").write_text(_SCRIPT.format(memory=board.memory))
     linked = ("--specs=rdimon.specs", "-nostartfiles", "-Wl,--no-warn-execstack", "-T", "memory.ld")
-    subprocess.run(
-        [COMPILER, *board.options, *flags, *linked, *sources, "start.c", "-lm", "-o", "program.elf"],
-        cwd=folder, check=True, timeout=300,
-    )  # fmt: skip
+    files = (*sources, "start.c", "-lm", "-o", "program.elf")
+    command = [COMPILER, *board.options, *flags, *linked, *files]
+    subprocess.run(command, cwd=folder, check=True, timeout=300)
     return [EMULATOR, "-M", board.name, "-nographic", "-semihosting", "-kernel", "program.elf"]

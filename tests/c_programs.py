@@ -107,6 +107,13 @@ def _emulated(target: str, *flags: str) -> Machine:
     return Machine(target, (*command.split(), *STRICT, *flags), tuple(emulator.split()))
 
 
+_RISCV32 = (
+    "riscv64-unknown-elf-gcc", "-march=rv32imc", "-mabi=ilp32", "--specs=picolibc.specs",
+    "--oslib=semihost", "--crt0=semihost", "-Wl,--defsym=__flash=0x80000000",
+    "-Wl,--defsym=__flash_size=0x1000000", "-Wl,--defsym=__ram=0x81000000",
+    "-Wl,--defsym=__ram_size=0x1000000",
+)  # fmt: skip
+
 MACHINES = {
     "gcc": Machine("c99", ("gcc", *STRICT, *SANITIZED)),
     "clang": Machine("c99", ("clang", *STRICT, "-O2")),
@@ -117,6 +124,11 @@ MACHINES = {
     "c99-cortex-m4": Machine("c99", (*STRICT, "-Os"), board=boards.BOARDS["cortex-m4"]),
     "armv7": _emulated("armv7"),
     **{name: _emulated(name) for name in ("riscv64gcv", "riscv64gcv-zvbb")},
+    "riscv32imc": Machine(
+        "riscv32imc", (*_RISCV32, *STRICT, "-Os"),
+        ("qemu-system-riscv32", "-M", "virt", "-cpu", "rv32,a=false,f=false,d=false", "-nographic",
+         "-semihosting", "-bios", "none", "-kernel"),
+    ),
     **{name: Machine(name, (*STRICT, "-Os"), board=board) for name, board in boards.BOARDS.items()},
     **{name: Machine(name, emulator=("node",)) for name in ("wasm32", "wasm32-simd128")},
 }  # fmt: skip

@@ -23,6 +23,7 @@ from tests.collection import cases_deployed, files, handmade, oracle
 CASES = {case.name: case for case in [*handmade.cases(), *files.cases()]}
 """The whole collection."""
 
+
 def _parameters() -> list:
     """Return all machines for networks like those of devices, and one machine for each other.
 
@@ -62,9 +63,10 @@ def test_network(name: str, machine: str) -> None:
     try:
         network = compiled(name, MACHINES[machine].target)
     except TargetError as error:
-        if "needs TVM's runtime" in str(error): 
+        if "needs TVM's runtime" in str(error):
             pytest.skip(str(error))
         raise
     like = {info.name: right.values[info.name].data for info in model.graph.output}
-    verdict = oracle.judge(model, right, c_programs.outputs(MACHINES[machine], network, feeds, like))
+    made = c_programs.outputs(MACHINES[machine], network, feeds, like)
+    verdict = oracle.judge(model, right, made)
     assert verdict.right, f"{verdict.kind}: {verdict.text} {verdict.ties}"

@@ -82,9 +82,8 @@ def _(n: Net) -> None:
 @case("half_precision_everywhere", "0 float16 inputs, weights and outputs", 2, 0)
 def _(n: Net) -> None:
     x = n.input("x", [1, 24, 6, 6], F16)
-    halves = [n.const(v, np.float16) for v in (n.normal((1, 24, 1, 1), 0.5), n.signs((40, 24, 3, 3)))]
-    s = n.op("Sign", n.op("Add", x, halves[0]))
-    y = n.op("Conv", s, halves[1], pads=[1, 1, 1, 1])
+    s = n.op("Sign", n.op("Add", x, n.const(n.normal((1, 24, 1, 1), 0.5), np.float16)))
+    y = n.op("Conv", s, n.const(n.signs((40, 24, 3, 3)), np.float16), pads=[1, 1, 1, 1])
     y = n.op("Mul", y, n.const(n.rng.uniform(0.01, 0.1, (1, 40, 1, 1)), np.float16))
     t = n.op("Sign", n.op("Add", y, n.const(n.normal((1, 40, 1, 1), 0.1), np.float16)))
     z = n.op("Conv", t, n.const(n.signs((8, 40, 1, 1)), np.float16))
@@ -154,7 +153,7 @@ def _(n: Net) -> None:
 
 _NAMES = {
     "c": ("int", "class", "restrict", "x.1", "x/1", "1", "10", "2", "__proto__"),
-    "javascript": ("constructor", "function", "toString", "await", "10", "2", "a-b", "é", "prototype"),
+    "javascript": ("constructor", "function", "toString", "await", "10", "2", "a-b", "é", "new"),
     "python": ("lambda", "None", "self", "def", "in", "yield", "print", "x y", 'a"b\\'),
 }  # fmt: skip
 
@@ -270,11 +269,12 @@ def _(n: Net) -> None:
 def _(n: Net) -> None:
     x = n.input("x", [1, 9, 64])
     n.channels.clear()
-    q, k, v = (
-        n.op("Transpose", n.op("Reshape", n.op("MatMul", n.op("Sign", x), n.const(n.signs((64, 64)))),
-                               n.ints([1, 9, 2, 32])), perm=[0, 2, 1, 3])
-        for _ in range(3)
-    )  # fmt: skip
+
+    def heads() -> str:
+        y = n.op("MatMul", n.op("Sign", x), n.const(n.signs((64, 64))))
+        return n.op("Transpose", n.op("Reshape", y, n.ints([1, 9, 2, 32])), perm=[0, 2, 1, 3])
+
+    q, k, v = heads(), heads(), heads()
     shifted = [n.op("Sign", n.op("Add", t, n.const(0.5))) for t in (q, k)]
     scores = n.op("MatMul", shifted[0], n.op("Transpose", shifted[1], perm=[0, 1, 3, 2]))
     weights = n.op("Softmax", n.op("Mul", scores, n.const(0.2)), axis=-1)
@@ -287,11 +287,12 @@ def _(n: Net) -> None:
     n.channels.clear()
     bits = n.op("MatMul", n.op("Sign", x), n.const(n.signs((12, 16))))
     scaled = n.op("Mul", bits, n.const(0.1))
-    gru = n.op("GRU", scaled, n.const(n.normal((1, 18, 16), 0.3)), n.const(n.normal((1, 18, 6), 0.3)),
-               n=2, hidden_size=6)  # fmt: skip
-    lstm = n.op("LSTM", scaled, n.const(n.normal((1, 24, 16), 0.3)),
-                n.const(n.normal((1, 24, 6), 0.3)), n=3, hidden_size=6)  # fmt: skip
-    n.output(*gru, *lstm)
+
+    def weights(gates: int) -> tuple[str, str]:
+        return n.const(n.normal((1, gates * 6, 16), 0.3)), n.const(n.normal((1, gates * 6, 6), 0.3))
+
+    gru = n.op("GRU", scaled, *weights(3), n=2, hidden_size=6)
+    n.output(*gru, *n.op("LSTM", scaled, *weights(4), n=3, hidden_size=6))
 
 
 @case("whole_numbers", "0 division, remainder, shifts and casts of integers", 1, None)
@@ -305,7 +306,8 @@ def _(n: Net) -> None:
     u = n.cast(n.op("Add", j, n.const(3, np.int32)), TensorProto.UINT32)
     n.output(n.op("Div", i, seven), j, n.op("Mod", i, n.const(5, np.int32), fmod=1),
              n.op("BitShift", u, n.const(2, np.uint32), direction="LEFT"),
-             n.cast(i, TensorProto.INT8), n.cast(i, I64), n.op("ReduceMax", i, keepdims=0))  # fmt: skip
+             n.cast(i, TensorProto.INT8), n.cast(i, I64),
+             n.op("ReduceMax", i, keepdims=0))  # fmt: skip
 
 
 NAMES = tuple(one.name for one in CASES[_FIRST:])

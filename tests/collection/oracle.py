@@ -345,7 +345,8 @@ def compare(
     """Judge the outputs `got` of some implementation.
 
     Integer and bool outputs must be equal; float outputs must differ by at most `RELATIVE`, or the
-    precision of their type, times the largest magnitude of the wanted output. Shapes, dtypes and NaN must be as wanted.
+    precision of their type, times the largest magnitude of the wanted output. Shapes, dtypes and
+    NaN must be as wanted.
     """
     return judge(load(model), evaluate(model, feeds), got)
 
