@@ -178,8 +178,8 @@ def _call(command: Sequence[str], folder: Path) -> None:
 def skip_if_emulator_failed(said: str) -> None:
     """Skip a test whose emulator failed, not the program.
 
-    QEMU before 8 stops at RISC-V's `vfcvt.rtz.x.f.v` (floats to integers) if it is the first
-    instruction on floats of a block.
+    QEMU 7.2 stops at RISC-V's `vfcvt.rtz.x.f.v` (floats to integers) if it is the first
+    instruction of a block that rounds; QEMU 10 does not.
     """
     if "Assertion" in said:
         pytest.skip(f"this version of QEMU fails: {said.strip()}")

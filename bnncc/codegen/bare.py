@@ -307,6 +307,11 @@ def _pointers(module: tvm.IRModule, _: Any) -> tvm.IRModule:
     return tvm.IRModule(out)
 
 
+def needs_runtime(kernel: str) -> TargetError:
+    """Return the error for a kernel, such as one that sorts, which calls TVM's runtime."""
+    return TargetError(f"kernel `{kernel}` needs TVM's runtime, which C code lacks")
+
+
 def _with_scratch(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]]:
     """Let kernels take scratch memory as a last parameter; reject calls of the runtime.
 
@@ -330,7 +335,7 @@ def _with_scratch(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]]:
         taken = partial(_from_scratch, place, sizes, refused)
         body = tvm_ffi.structural_map(func.body, [(tvm.ir.Call, taken)])
         if refused:
-            raise TargetError(f"kernel `{name}` needs TVM's runtime, which C code lacks")
+            raise needs_runtime(name)
         made = tirx.PrimFunc([*func.params, place], body, func.ret_type)
         out[var], scratch[name] = made.with_attrs(func.attrs), sum(sizes)
     return tvm.IRModule(out), scratch

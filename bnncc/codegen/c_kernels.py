@@ -397,6 +397,8 @@ class _Expressions:
         if op in _FUNCTIONS:
             return f"{_function(op, dtype)}({', '.join(map(self._top, args))})"
         write = getattr(self, f"_call_{op}", None)
+        if op.endswith("packed"):
+            raise bare.needs_runtime(self.name)
         if write is None:
             raise TargetError(
                 f"kernel `{self.name}` calls `{call.op.name}`, for which there is no portable C"

@@ -228,7 +228,7 @@ def test_objects_need_a_c_library_alone(name: str, tmp_path: Path) -> None:
 
 
 def test_zvbb_counts_bits_by_an_instruction() -> None:
-    """As encoded by the specification of Zvbb: disassemblers of today do not know it."""
+    """As the specification of Zvbb encodes it, for not every LLVM's disassembler knows it."""
     found = {}
     for target in ("riscv64gcv", "riscv64gcv-zvbb"):
         library = network(target).files["digits_kernels.o"]
