@@ -82,6 +82,8 @@ def build(
     text = _called(_without_halves(made.inspect_source("ll")))
     if target.attrs.get("mabi") == "lp64d":
         text = _halves_in_float_registers(text)
+    if str(target.attrs.get("mtriple", "")).startswith("thumb"):
+        text = _ARM_CONVERSION.sub(lambda found: f"@{_ARM_NAMES[found[1]]}(", text)
     parameters = {name: _parameters(name, f, text) for name, f in functions.items()}
     text = _FUNCTION.sub(r'\1"warn-stack-size"="0" ', text)
     text += "".join(constant(name, data) for name, data in (constants or {}).items())
@@ -190,6 +192,11 @@ _PASSED = {
 """Result and argument of the conversions, by how TVM writes them."""
 
 _CONVERSION = re.compile(r"^define weak [^\n]*@__(?:trunc|extend)[sh]f[sh]f2\(.*?^}\n", re.M | re.S)
+
+_ARM_NAMES = {"truncsfhf2": "__aeabi_f2h", "extendhfsf2": "__aeabi_h2f"}
+"""What LLVM calls on Arm without an operating system, and GCC's library for it lacks."""
+
+_ARM_CONVERSION = re.compile(rf"@__({'|'.join(_ARM_NAMES)})\(")
 
 
 def _without_scalable(target: tvm.target.Target) -> tvm.target.Target:
