@@ -310,5 +310,33 @@ def _(n: Net) -> None:
              n.op("ReduceMax", i, keepdims=0))  # fmt: skip
 
 
+@case("arithmetic_of_all_types", "0 wide integers, doubles, small integers, halves", 0, None)
+def _(n: Net) -> None:
+    k, d = n.input("k", [3, 11], I64), n.input("d", [3, 11], F64)
+    b, h = n.input("b", [3, 11], U8), n.input("h", [3, 11], F16)
+    n.channels.clear()
+    large = n.op("Mul", k, n.const(3_000_000_007, np.int64))
+    positive = n.op("Add", n.op("Abs", d), n.const(0.5, np.float64))
+    wide = n.op("Floor", n.op("Mul", d, n.const(1e10, np.float64)))
+    small = n.op("Abs", h)
+    n.output(
+        n.op("Div", large, n.const(1_000_003, np.int64)),
+        n.op("Mod", large, n.const(97, np.int64)),
+        n.op("Max", large, k),
+        n.op("Exp", d),
+        n.op("Sqrt", positive),
+        n.op("Div", d, positive),
+        n.cast(large, F64),
+        n.cast(wide, I64),
+        n.op("Add", b, b),
+        n.op("Div", b, n.const(7, np.uint8)),
+        n.cast(b, F16),
+        n.op("Sqrt", small),
+        n.op("Div", h, n.op("Add", small, n.const(1, np.float16))),
+        n.op("ReduceSum", k, keepdims=0),
+        n.op("Greater", d, n.const(0.25, np.float64)),
+    )
+
+
 NAMES = tuple(one.name for one in CASES[_FIRST:])
 """The cases of this module."""
