@@ -314,9 +314,8 @@ def _pointers(module: tvm.IRModule, _: Any) -> tvm.IRModule:
     return tvm.IRModule(out)
 
 
-def needs_runtime(kernel: str) -> TargetError:
-    """Return the error for a kernel, such as one that sorts, which calls TVM's runtime."""
-    return TargetError(f"kernel `{kernel}` needs TVM's runtime, which C code lacks")
+NEEDS_RUNTIME = "kernel `{}` needs TVM's runtime, which C code lacks"
+"""Message about a kernel that calls TVM's runtime, as those do that sort."""
 
 
 def _with_scratch(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]]:
@@ -342,7 +341,7 @@ def _with_scratch(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]]:
         taken = partial(_from_scratch, place, sizes, refused)
         body = tvm_ffi.structural_map(func.body, [(tvm.ir.Call, taken)])
         if refused:
-            raise needs_runtime(name)
+            raise TargetError(NEEDS_RUNTIME.format(name))
         made = tirx.PrimFunc([*func.params, place], body, func.ret_type)
         out[var], scratch[name] = made.with_attrs(func.attrs), sum(sizes)
     return tvm.IRModule(out), scratch

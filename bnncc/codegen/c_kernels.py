@@ -398,7 +398,7 @@ class _Expressions:
             return f"{_function(op, dtype)}({', '.join(map(self._top, args))})"
         write = getattr(self, f"_call_{op}", None)
         if op.endswith("packed"):
-            raise bare.needs_runtime(self.name)
+            raise TargetError(bare.NEEDS_RUNTIME.format(self.name))
         if write is None:
             raise TargetError(
                 f"kernel `{self.name}` calls `{call.op.name}`, for which there is no portable C"
