@@ -30,7 +30,7 @@ from bnncc.driver import compile_c
 from bnncc.options import CompileOptions
 
 RISCV = ("riscv64-linux-gnu-gcc", "-static", "-march=rv64gc")
-TARGETS = (*BOARDS, "riscv64gcv")
+TARGETS = ("cortex-m4", "cortex-m55", "riscv64gcv")
 EMULATOR = ("qemu-riscv64", "-cpu", "rv64,v=true,vext_spec=v1.0")
 
 _PLUGIN = """

@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
-import subprocess
-import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,6 +36,7 @@ from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, Spec
 from bnncc.transform.physical import KERNEL
 from bnncc.verification.confirm_passes import compare_passes
+from tests import c_programs
 from tests.cuda_emulator import Emulated
 from tests.kernel_harness import build, with_outputs
 from tests.physical_networks import passed
@@ -68,8 +67,6 @@ EMULATED = ("neon", "neon-32", "dotprod")
 
 LAYERS = 5
 SHARD = 10
-COMPILER, EMULATOR = "arm-linux-gnueabihf-gcc", "qemu-arm"
-"""For the family ``c``: whole networks as C (packages gcc-arm-linux-gnueabihf, qemu-user)."""
 
 _ARCH = {"cuda-sm75": 750, "cuda-sm80": 800}
 
@@ -136,41 +133,6 @@ def outcome(family: str, seed: int) -> Outcome:
     return Outcome(f"code: {wrong[0]}" if wrong else "right", kinds, frozenset(maker.pairs))
 
 
-_MAIN = """\
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "NETWORK.h"
-
-static void *memory(size_t bytes) {
-  return memset(aligned_alloc(64, (bytes + 127) / 64 * 64), 0x5A, bytes);
-}
-
-static void *content(const char *path, size_t bytes) {
-  void *place = memory(bytes);
-  FILE *file = fopen(path, "rb");
-  if (!file || fread(place, 1, bytes, file) != bytes) exit(3);
-  fclose(file);
-  return place;
-}
-
-int main(void) {
-"""
-
-
-def _program(prefix: str, feeds: dict[str, Array], right: dict[str, Array]) -> str:
-    """Return a C program that runs a network on files and writes its outputs to files."""
-    lines = [f"void *arena = memory({prefix.upper()}_ARENA_BYTES);"]
-    lines += [f'void *in{k} = content("in{k}", {v.nbytes});' for k, v in enumerate(feeds.values())]
-    lines += [f"void *out{k} = memory({v.nbytes});" for k, v in enumerate(right.values())]
-    names = [f"in{k}" for k in range(len(feeds))] + [f"out{k}" for k in range(len(right))]
-    lines.append(f"if ({prefix}_run({', '.join(['arena', *names])})) return 2;")
-    for k, value in enumerate(right.values()):
-        lines.append(f'fwrite(out{k}, 1, {value.nbytes}, fopen("out{k}", "wb"));')
-    return _MAIN.replace("NETWORK", prefix) + "\n".join(lines) + "\n}\n"
-
-
 def whole_network(seed: int) -> Outcome:
     """Compile a network to C, run it in an emulator, and compare its outputs.
 
@@ -190,22 +152,10 @@ def whole_network(seed: int) -> Outcome:
     network = compile_c(model, CompileOptions(target="armv7"))
     made = evaluate(graph, feeds)
     right = {name: made[name] for name in graph.outputs}
-    (prefix,) = (file.removesuffix("_check.c") for file in network.files if "_check." in file)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for file, data in network.files.items():
-            (folder / file).write_bytes(data)
-        for k, value in enumerate(feeds.values()):
-            (folder / f"in{k}").write_bytes(np.ascontiguousarray(value).tobytes())
-        (folder / "main.c").write_text(_program(prefix, feeds, right))
-        sources = ("main.c", f"{prefix}.c", f"{prefix}_kernels.o")
-        command = [COMPILER, "-std=c11", "-O1", "-static", *sources, "-lm", "-o", "main.out"]
-        subprocess.run(command, cwd=folder, check=True, timeout=300, capture_output=True)
-        subprocess.run([EMULATOR, "./main.out"], cwd=folder, check=True, timeout=300)
-        read = [(folder / f"out{k}").read_bytes() for k in range(len(right))]
+    read = c_programs.outputs(c_programs.MACHINES["armv7"], network, feeds, right)
     verdict = "right"
-    for raw, (output, want) in zip(read, right.items(), strict=True):
-        wrong = differs(np.frombuffer(raw, want.dtype).reshape(want.shape), want)
+    for output, want in right.items():
+        wrong = differs(read[output], want)
         if (wrong & ~ties[output]).any():
             verdict = f"C: `{output}`: {int((wrong & ~ties[output]).sum())} of {want.size}"
             break

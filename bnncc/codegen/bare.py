@@ -82,6 +82,8 @@ def build(
     text = _called(_without_halves(made.inspect_source("ll")))
     if target.attrs.get("mabi") == "lp64d":
         text = _halves_in_float_registers(text)
+    if str(target.attrs.get("mtriple", "")).startswith("thumb"):
+        text = _ARM_CONVERSION.sub(lambda found: f"@{_ARM_NAMES[found[1]]}(", text)
     parameters = {name: _parameters(name, f, text) for name, f in functions.items()}
     text = _FUNCTION.sub(r'\1"warn-stack-size"="0" ', text)
     text += "".join(constant(name, data) for name, data in (constants or {}).items())
@@ -190,6 +192,11 @@ _PASSED = {
 """Result and argument of the conversions, by how TVM writes them."""
 
 _CONVERSION = re.compile(r"^define weak [^\n]*@__(?:trunc|extend)[sh]f[sh]f2\(.*?^}\n", re.M | re.S)
+
+_ARM_NAMES = {"truncsfhf2": "__aeabi_f2h", "extendhfsf2": "__aeabi_h2f"}
+"""What LLVM calls on Arm without an operating system, and GCC's library for it lacks."""
+
+_ARM_CONVERSION = re.compile(rf"@__({'|'.join(_ARM_NAMES)})\(")
 
 
 def _without_scalable(target: tvm.target.Target) -> tvm.target.Target:
@@ -307,6 +314,10 @@ def _pointers(module: tvm.IRModule, _: Any) -> tvm.IRModule:
     return tvm.IRModule(out)
 
 
+NEEDS_RUNTIME = "kernel `{}` needs TVM's runtime, which C code lacks"
+"""Message about a kernel that calls TVM's runtime, as those do that sort."""
+
+
 def _with_scratch(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]]:
     """Let kernels take scratch memory as a last parameter; reject calls of the runtime.
 
@@ -330,7 +341,7 @@ def _with_scratch(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]]:
         taken = partial(_from_scratch, place, sizes, refused)
         body = tvm_ffi.structural_map(func.body, [(tvm.ir.Call, taken)])
         if refused:
-            raise TargetError(f"kernel `{name}` needs TVM's runtime, which C code lacks")
+            raise TargetError(NEEDS_RUNTIME.format(name))
         made = tirx.PrimFunc([*func.params, place], body, func.ret_type)
         out[var], scratch[name] = made.with_attrs(func.attrs), sum(sizes)
     return tvm.IRModule(out), scratch

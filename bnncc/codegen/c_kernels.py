@@ -397,6 +397,8 @@ class _Expressions:
         if op in _FUNCTIONS:
             return f"{_function(op, dtype)}({', '.join(map(self._top, args))})"
         write = getattr(self, f"_call_{op}", None)
+        if op.endswith("packed"):
+            raise TargetError(bare.NEEDS_RUNTIME.format(self.name))
         if write is None:
             raise TargetError(
                 f"kernel `{self.name}` calls `{call.op.name}`, for which there is no portable C"
@@ -497,7 +499,8 @@ class _Function(_Expressions):
         nbytes = size * np.dtype("bool" if dtype == "bool" else _STORED.get(dtype, dtype)).itemsize
         if size == 1 and buffer not in self._views.values():
             self._scalars.add(own)
-            self._add(depth, f"{ctype} {own};")
+            # Compilers warn where a loop's first turn initializes it, as for sums of whole tensors.
+            self._add(depth, f"{ctype} {own} = {literal(0, _STORED.get(dtype, dtype))};")
             return
         if nbytes <= STACK_BYTES:
             self._add(depth, f"{ctype} {own}[{size}];")

@@ -27,6 +27,7 @@ from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, BitwiseMaxPool, Conv2d, Elementwise, Spec, Step
 from bnncc.tuning.cases import make
 from tests import binary_cases, definition_cases, node
+from tests.c_programs import skip_if_emulator_failed
 from tests.kernel_harness import (
     EMULATED,
     IN_NODE,
@@ -109,8 +110,7 @@ def _as_program(content: bytes, arrays: list[np.ndarray]) -> None:
         subprocess.run([COMPILER, "-static", *sources], cwd=folder, check=True, timeout=300)
         command = [*EMULATOR.split(), "./run", "tensors.bin"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-        if "Assertion" in done.stderr:
-            pytest.skip(f"this version of QEMU fails: {done.stderr.strip()}")
+        skip_if_emulator_failed(done.stderr)
         assert done.returncode == 0, done.stderr
         made = place.read_bytes()[sizes.nbytes :]
     for array in arrays:

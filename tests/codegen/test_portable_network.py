@@ -17,6 +17,7 @@ from bnncc.cli import main as cli
 from bnncc.codegen.c_network import archive
 from bnncc.codegen.c_text import network_prefix, unique
 from bnncc.driver import compile_c, compile_model
+from bnncc.errors import TargetError
 from bnncc.options import CompileOptions
 from tests import cortex_m
 from tests.codegen.test_c_network import large_network, odd_network, unpacked
@@ -180,6 +181,17 @@ def exponential(name: str, tensor: str) -> onnx.ModelProto:
         f"{name} (float[1, 4] {tensor}) => (float[1, 4] y) "
         f"{{ e = Exp({tensor}) y = Add(e, {tensor}) }}"
     )
+
+
+@pytest.mark.parametrize("target", ["c99", "cortex-m4"])
+def test_what_needs_a_runtime_is_refused_by_name(target: str) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> '
+        "best (float[1, 9] x, int64[1] k) => (float[1, 3] y, int64[1, 3] i) <int64[1] k = {3}> "
+        "{ y, i = TopK(x, k) }"
+    )
+    with pytest.raises(TargetError, match=r"kernel `best_\w*topk` needs TVM's runtime"):
+        compile_c(model, CompileOptions(target=target))
 
 
 _TENSORS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.collection import (  # noqa: F401
     cases_blocks,
+    cases_deployed,
     cases_layers,
     cases_sequences,
     cases_signs,

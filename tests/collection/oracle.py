@@ -346,8 +346,9 @@ def compare(
 ) -> Verdict:
     """Judge the outputs `got` of some implementation.
 
-    Integer and bool outputs must be equal; float outputs must differ by at most `RELATIVE` times
-    the largest magnitude of the wanted output. Shapes, dtypes and NaN must be as wanted.
+    Integer and bool outputs must be equal; float outputs must differ by at most `RELATIVE`, or the
+    precision of their type, times the largest magnitude of the wanted output. Shapes, dtypes and
+    NaN must be as wanted.
     """
     return judge(load(model), evaluate(model, feeds), got)
 
@@ -371,9 +372,10 @@ def judge(model: onnx.ModelProto, done: Evaluation, got: Mapping[str, np.ndarray
             top = float(np.abs(want[finite]).max(initial=0.0))
             with np.errstate(invalid="ignore"):
                 gap = np.abs(have.astype(np.float64) - want)
+                near = max(RELATIVE, float(np.finfo(want.dtype).eps))
                 bad = np.where(
                     finite,
-                    ~(gap <= RELATIVE * top + 1e-30),
+                    ~(gap <= near * top + 1e-30),
                     ~((have == want) | (have != have) & (want != want)),
                 )
             worst = float(np.nanmax(np.where(finite, gap, 0), initial=0.0))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
 from bnncc.targets.catalog import resolve
 from bnncc.verification.confirm import runs_here
-from tests import cuda_emulator, kernel_harness, random_code
+from tests import c_programs, cuda_emulator, kernel_harness, random_code
 
 ALL = bool(os.environ.get("BNNCC_TEST_ALL"))
 COUNT = {f: 50 if f in random_code.MAIN else 10 for f in random_code.FAMILIES}
@@ -26,11 +25,8 @@ BATCH = 10 if ALL else 1
 def runnable(family: str) -> None:
     """Skip the test where code of a family cannot be run."""
     if family == "c":
-        tools = random_code.COMPILER, random_code.EMULATOR
-        if not all(map(shutil.which, tools)):
-            pytest.skip(
-                f"needs {' and '.join(tools)} (packages gcc-arm-linux-gnueabihf, qemu-user)"
-            )
+        if missing := c_programs.MACHINES["armv7"].missing:
+            pytest.skip(f"needs {missing} (packages gcc-arm-linux-gnueabihf, qemu-user)")
     elif family.startswith("gpu"):
         if cuda_emulator.COMPILER is None:
             pytest.skip("needs g++ on an x86-64 machine")
