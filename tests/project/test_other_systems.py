@@ -224,6 +224,46 @@ def test_native_is_the_arm_core(
     assert catalog.native().base == target
 
 
+APPLE = {
+    "hw.cpufamily": (0x1B588BB3).to_bytes(4, "little"),
+    "hw.cpusubfamily": (2).to_bytes(4, "little"),
+    "machdep.cpu.brand_string": b"Apple M1\0",
+}
+
+
+@pytest.mark.parametrize(
+    ("known", "processor", "identity", "model"),
+    [(APPLE, "Apple M1", "0x61-0x1b588bb3-2", "0x61-0x1b588bb3"), ({}, *["unknown"] * 3)],
+)
+def test_apples_processors_have_names(
+    known: dict[str, bytes], processor: str, identity: str, model: str,
+    machine: Machine, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(host, "_sysctl", lambda name: known.get(name, b""))
+    monkeypatch.setattr(host, "_facts", host._facts.__wrapped__)
+    machine(*MAC)
+    assert (host.processor(), host.identity(), host.core_model()) == (processor, identity, model)
+    assert (host.core(), host.clock()) == ("", None)
+
+
+@pytest.mark.parametrize(
+    ("said", "processor", "identity"),
+    [
+        ("Intel64 Family 6 Model 207 Stepping 2, GenuineIntel", "", "GenuineIntel-6-207-2"),
+        ("AMD64 Family 26 Model 2 Stepping 1, AuthenticAMD", "", "AuthenticAMD-26-2-1"),
+        ("something else", "", "unknown"),
+        ("", "unknown", "unknown"),
+    ],
+)
+def test_windows_identifies_processors_as_linux_does(
+    said: str, processor: str, identity: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROCESSOR_IDENTIFIER", said)
+    monkeypatch.setattr(host, "_facts", host._facts.__wrapped__)
+    machine(*WINDOWS)
+    assert (host.processor(), host.identity()) == (processor or said, identity)
+
+
 def linkers(
     triple: str, present: set[str], monkeypatch: pytest.MonkeyPatch, *, zig: bool, libs: Path
 ) -> list[list[str]]:
