@@ -384,6 +384,27 @@ def test_what_windows_and_macos_cannot_do_is_said(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+def test_bundles_get_the_binding_for_this_processor(
+    arch: str, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bnncc.bundle import runtime
+
+    asked: list[str] = []
+
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        asked.extend(command)
+        (tmp_path / "a.whl").touch()
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(runtime.subprocess, "run", run)
+    machine("linux", arch)
+    assert runtime._fetch("3.10", tmp_path) == tmp_path / "a.whl"
+    platforms = [word for word in asked if word.startswith("manylinux")]
+    assert platforms
+    assert all(word.endswith(f"_{arch}") for word in platforms)
+
+
 def test_a_kit_is_not_built_by_a_compiler_for_macos(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
