@@ -15,13 +15,17 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 from elftools.elf.elffile import ELFFile
 
 import bnncc
 from bnncc import console, files, osutil, remote
 from bnncc.codegen import link
+from bnncc.driver import compile_c
 from bnncc.errors import BnnccError, DeviceError, TargetError
+from bnncc.options import CompileOptions
 from bnncc.remote import kit
 from bnncc.runtime import manifest
 from bnncc.targets import catalog, host
@@ -355,6 +359,33 @@ def test_libraries_for_arm_can_be_loaded_with_pages_of_64_kib() -> None:
 def test_no_library_for_windows_is_linked_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="no linker for x86_64-pc-windows-msvc found: tried cl"):
         compiled("x86-64-v2", "x86_64-pc-windows-msvc", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("base", "triple", "magic", "command"),
+    [
+        ("arm64", "aarch64-apple-darwin", b"\xcf\xfa\xed\xfe", "cc -std=c99 -O3 NET -lm -o check"),
+        ("x86-64-v2", "x86_64-pc-windows-msvc", b"\x64\x86", "clang -std=c99 -O3 NET -o check"),
+    ],
+)
+def test_networks_in_c_for_other_systems(
+    base: str, triple: str, magic: bytes, command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "other.json").write_text(json.dumps({"base": base, "triple": triple}))
+    weight = np.random.default_rng(0).choice([-1.0, 1.0], (256, 64)).astype("f4")
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 17]> net (float[1, 256] x) => (float[1, 64] y) '
+        "{ s = Sign(x) y = MatMul(s, w) }"
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    flash = {}
+    for target in (base, str(tmp_path / "other.json")):
+        made = compile_c(model, CompileOptions(target=target))
+        flash[target] = made.report["device"]["flash_bytes"]
+    assert made.files["net_kernels.o"].startswith(magic)
+    assert flash[target] == pytest.approx(flash[base], rel=0.2)
+    files = "net_check.c net.c net_kernels.o"
+    assert f"\n    {command.replace('NET', files)}\n" in made.files["README.md"].decode()
 
 
 def test_artifacts_say_for_which_system_they_are() -> None:
