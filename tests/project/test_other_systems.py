@@ -26,6 +26,7 @@ from bnncc.codegen import link
 from bnncc.driver import compile_c
 from bnncc.errors import BnnccError, DeviceError, TargetError
 from bnncc.options import CompileOptions
+from bnncc.records import database
 from bnncc.remote import kit
 from bnncc.runtime import manifest
 from bnncc.targets import catalog, host
@@ -56,9 +57,9 @@ def test_nothing_needs_modules_that_only_posix_has() -> None:
         "import numpy, onnx, tvm\n"  # which look at the system themselves
         "for name in ('fcntl', 'grp', 'pty', 'pwd', 'resource', 'termios', 'tty'):\n"
         "    sys.modules[name] = None\n"
-        "for name in ('fork', 'getuid', 'memfd_create', 'sched_getaffinity', 'O_CLOEXEC'):\n"
+        "for name in ('fork', 'getuid', 'memfd_create', 'pread', 'sched_getaffinity'):\n"
         "    delattr(os, name)\n"
-        "del select.poll, os.sched_setaffinity\n"
+        "del select.poll, os.sched_setaffinity, os.O_CLOEXEC\n"
         "import bnncc\n"
         "for found in pkgutil.walk_packages(bnncc.__path__, 'bnncc.'):\n"
         "    if not found.name.endswith('__main__'):\n"
@@ -135,6 +136,19 @@ def test_a_library_that_windows_keeps_is_swept_up_later(
     with files.scratch_folder("load") as other:
         assert sorted(os.listdir(tmp_path)) == [Path(other).name]
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("whole", [b"", b"[]\n", b"[]\n" * 50_000])
+def test_torn_records_are_mended_on_windows(
+    whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "pread")
+    path = tmp_path / database.RECORDS
+    path.write_bytes(whole + b"x" * 100_000)
+    with database.Writer(tmp_path) as writer:
+        assert path.read_bytes() == whole
+        writer.record(0, [1])
+    assert path.read_bytes() == whole + b"[0,[1]]\n"
 
 
 def test_folders_replace_empty_ones_on_windows(
