@@ -360,10 +360,8 @@ def test_library_for_macos_is_a_dylib(tmp_path: Path, monkeypatch: pytest.Monkey
     assert b"___tvm_ffi_binary_conv2d\0" in data
 
 
+@pytest.mark.links("arm64")
 def test_libraries_for_arm_can_be_loaded_with_pages_of_64_kib() -> None:
-    triple = catalog.CATALOG["arm64"].triple
-    if not link.available(triple):
-        pytest.skip("needs a linker for 64-bit Arm")
     library = bnncc.compile(DIGITS, target="arm64").library
     loaded = [s for s in ELFFile(io.BytesIO(library)).iter_segments() if s["p_type"] == "PT_LOAD"]
     assert loaded
