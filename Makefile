@@ -78,8 +78,11 @@ format: $(VENV)/.installed-lint ## rewrite the sources in the house style
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-typecheck: $(VENV)/.installed-lint ## check types with mypy
+# For the others too: mypy knows which functions of Python's library they lack.
+typecheck: $(VENV)/.installed-lint ## check types with mypy, for Linux, macOS and Windows
 	$(PY) -m mypy
+	$(PY) -m mypy --platform darwin --cache-dir .mypy_cache/darwin
+	$(PY) -m mypy --platform win32 --cache-dir .mypy_cache/win32
 
 check: lint typecheck test ## lint, types and tests: what continuous integration runs
 

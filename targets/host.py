@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import os
 import platform
+import re
 import sys
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
+_BOARD = Path("/proc/device-tree/model")
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 1024, "M": 1024 * 1024}
 _SYSTEMS = {"darwin": "macos", "win32": "windows"}
@@ -31,15 +35,40 @@ _WINDOWS_NAMES = {
 It tells nothing of AVX-512 beyond its foundation."""
 
 
+_WINDOWS_MODEL = re.compile(r"\w+ Family (\d+) Model (\d+) Stepping (\d+), (\w+)")
+"""What ``PROCESSOR_IDENTIFIER`` looks like on x86."""
+
+
 @functools.cache
 def _facts() -> dict[str, str]:
-    """Return what Linux says of the first processor; empty where there is no such table."""
+    """Return what is known of the first processor, by Linux' names; empty if nothing is."""
+    return {"linux": _linux_facts, "macos": _macos_facts, "windows": _windows_facts}[system()]()
+
+
+def _linux_facts() -> dict[str, str]:
     try:
         lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
     except OSError:
         return {}
     pairs = [(key.strip(), value.strip()) for key, _, value in (x.partition(":") for x in lines)]
     return dict(reversed(pairs))
+
+
+def _macos_facts() -> dict[str, str]:
+    """Ask macOS, which knows Apple's cores by a number for each family of them."""
+    part = int.from_bytes(_sysctl("hw.cpufamily"), "little")
+    facts = {"model name": _sysctl("machdep.cpu.brand_string").rstrip(b"\0").decode()}
+    if part:
+        revision = int.from_bytes(_sysctl("hw.cpusubfamily"), "little")
+        facts |= {"CPU implementer": "0x61", "CPU part": hex(part), "CPU revision": str(revision)}
+    return facts
+
+
+def _windows_facts() -> dict[str, str]:
+    name = os.environ.get("PROCESSOR_IDENTIFIER", "")
+    found = _WINDOWS_MODEL.fullmatch(name)
+    keys = ("cpu family", "model", "stepping", "vendor_id")
+    return {"model name": name, **(dict(zip(keys, found.groups(), strict=True)) if found else {})}
 
 
 def system(triple: str = "") -> str:
@@ -97,7 +126,7 @@ def _macos_features() -> frozenset[str]:
 
 
 def _windows_features() -> frozenset[str]:
-    present = ctypes.windll.kernel32.IsProcessorFeaturePresent  # type: ignore[attr-defined]
+    present = vars(ctypes)["windll"].kernel32.IsProcessorFeaturePresent  # unknown elsewhere
     return frozenset(" ".join(v for k, v in _WINDOWS_NAMES.items() if present(k)).split())
 
 
@@ -123,12 +152,15 @@ def _permits_tiles() -> bool:
 
 
 def processor() -> str:
-    """Return the processor's model name, or ``unknown``."""
-    return _facts().get("model name", "unknown")
+    """Return the processor's model name, on Arm boards that of the board; or ``unknown``."""
+    with contextlib.suppress(OSError):
+        if board := _BOARD.read_text(encoding="utf-8", errors="replace").rstrip("\0"):
+            return board
+    return _facts().get("model name") or "unknown"
 
 
 def identity() -> str:
-    """Return maker, family, model and stepping, or what Arm calls these; ``unknown`` elsewhere."""
+    """Return maker, family, model and stepping, or what Arm calls these; or ``unknown``."""
     x86 = ("vendor_id", "cpu family", "model", "stepping")
     arm = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision")
     return "-".join(_facts()[key] for key in (*x86, *arm) if key in _facts()) or "unknown"

@@ -27,8 +27,13 @@ if [ ! -d "$root" ]; then
         printf 'CPU revision\t: 1\n\n'
     done >"$root/cpuinfo"
 fi
-mkdir -p "$root/bnncc"
-git -C "$repository" archive HEAD | tar -x -C "$root/bnncc"
+# Not again for the same commit: another command may be running there.
+commit="$(git -C "$repository" rev-parse HEAD)"
+if [ "$commit" != "$(cat "$root/commit" 2>/dev/null)" ]; then
+    mkdir -p "$root/bnncc"
+    git -C "$repository" archive "$commit" | tar -x -C "$root/bnncc"
+    echo "$commit" >"$root/commit"
+fi
 
 mapfile -t pip < <(env | grep '^PIP_' || true)
 # The emulator is registered for this namespace alone, and ends with it.

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from bnncc.codegen import link
 from bnncc.errors import TargetError
 from bnncc.targets import gpus
 from bnncc.targets import host as this_machine
+from bnncc.targets.catalog import resolve
 from tests import devices
 from tests.devices import DIGITS, MACHINES, Server
 from tests.resume import Resumed
@@ -52,6 +54,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("isa"):
         if missing := sorted(set(marker.args) - this_machine.features()):
             pytest.skip(f"this CPU lacks {', '.join(missing)}")
+    for marker in item.iter_markers("links"):
+        if missing := [t for t in marker.args if not link.available(resolve(t).triple)]:
+            pytest.skip(f"needs a linker for {', '.join(missing)} (package lld, or pip's ziglang)")
     if item.get_closest_marker("cuda") and not gpus.here().startswith("sm_"):
         pytest.skip(f"needs an NVIDIA GPU: {gpus.here()}")
 

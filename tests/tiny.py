@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import platform
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,11 @@ from bnncc.runtime import manifest
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.selfcheck import LEAST_BYTES, Check, pack
 from bnncc.targets.catalog import resolve
+from bnncc.targets.host import normal_arch
 from bnncc.targets.spec import TargetSpec
+
+BASELINE = "x86-64-v2" if normal_arch(platform.machine()) == "x86_64" else "arm64"
+"""The target with a name that every processor like this one runs."""
 
 WEIGHT = np.arange(64, dtype=np.float32).reshape(8, 8)
 INPUTS = (
@@ -38,6 +43,8 @@ def _library() -> bytes:
     import tvm
     from tvm import relax
 
+    from bnncc.codegen.pipeline import tvm_target
+
     n = tvm.tirx.Var("n", "int64")
     x = relax.Var("x", relax.TensorType((n, 8), "float32"))
     y = relax.Var("y", relax.TensorType((n, 8), "float32"))
@@ -48,9 +55,9 @@ def _library() -> bytes:
             total = builder.emit(relax.op.add(product, y))
             result = builder.emit_output(relax.Tuple([product, total]))
         builder.emit_func_output(result)
-    target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v2"})
-    executable = relax.build(builder.get(), target, exec_mode="compiled")
-    return build_library(executable, resolve("x86-64-v2"))
+    target = resolve(BASELINE)
+    executable = relax.build(builder.get(), tvm_target(target), exec_mode="compiled")
+    return build_library(executable, target)
 
 
 def library() -> bytes:
@@ -91,7 +98,7 @@ def tiny(*, target: TargetSpec | None = None, **options: Any) -> Artifact:
         _library(),
         plan=plan,
         model="tiny.onnx",
-        target=target or resolve("x86-64-v2"),
+        target=target or resolve(BASELINE),
         options=CompileOptions(**options),
         inputs=INPUTS,
         outputs=OUTPUTS,

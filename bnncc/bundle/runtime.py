@@ -67,11 +67,12 @@ def add_runtime(folder: Path, pythons: Sequence[str], *, gpu: bool) -> None:
 
 
 def _fetch(python: str, place: Path) -> Path:
-    """Download the wheel for a version of Python."""
+    """Download the wheel for a version of Python on this architecture."""
+    arch = host.normal_arch(platform.machine())
     command = [
         sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
         "--python-version", python, "--implementation", "cp",
-        "--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_24_x86_64",
+        "--platform", f"manylinux_2_28_{arch}", "--platform", f"manylinux_2_24_{arch}",
         "--dest", str(place), f"apache-tvm-ffi=={_BINDING.version}",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -204,24 +203,6 @@ def _without_scalable(target: tvm.target.Target) -> tvm.target.Target:
     attrs = {key: target.attrs[key] for key in target.attrs}
     kept = [feature for feature in attrs.get("mattr", ()) if feature != "+v"]
     return tvm.target.Target({"kind": target.kind.name, **attrs, "mattr": kept})
-
-
-def loaded_bytes(library: bytes) -> int:
-    """Return how many bytes of an object file (ELF) occupy memory on the device."""
-    wide = library[4] == 2
-    start, size, count = (
-        (struct.unpack_from("<Q", library, 40)[0], *struct.unpack_from("<2H", library, 58))
-        if wide
-        else (struct.unpack_from("<I", library, 32)[0], *struct.unpack_from("<2H", library, 46))
-    )
-    total = 0
-    for place in range(start, start + size * count, size):
-        head = struct.unpack_from("<2I4Q" if wide else "<6I", library, place)
-        total += head[5] if head[2] & _ALLOCATED else 0
-    return total
-
-
-_ALLOCATED = 2
 
 
 def lowered_by(

@@ -32,6 +32,7 @@ from bnncc.codegen.c_text import (
 )
 from bnncc.ir.halves import COARSE
 from bnncc.runtime.manifest import TensorInfo
+from bnncc.targets import host
 from bnncc.targets.spec import TargetSpec
 
 CHECKED_BYTES = 16 << 10
@@ -330,8 +331,14 @@ _COMPILERS = {
 """By architecture: a C compiler with its flags, and an emulator for its programs, if needed."""
 
 
+# On Windows C's library has the functions of libm.
+_OTHER_SYSTEMS = {"macos": "cc -std=c99 -O3", "windows": "clang -std=c99 -O3"}
+
+
 def compiler(target: TargetSpec) -> tuple[str, str]:
     """Return a C compiler with its flags, and an emulator for its programs, if needed."""
+    if target.triple and (other := host.system(target.triple)) in _OTHER_SYSTEMS:
+        return _OTHER_SYSTEMS[other], ""
     command, emulator = _COMPILERS.get(target.arch, ("cc -std=c99 -O3", ""))
     extensions = "".join(f",{feature}=true" for feature in target.features[1:])
     return command.format(mcpu=target.mcpu), emulator.format(extensions=extensions)
@@ -379,7 +386,7 @@ _NEEDS = {
 """Requirements, by whether kernels are C."""
 
 _RUN = """\
-    {compiler} {prefix}_check.c {prefix}.c {prefix}_kernels.{suffix} -lm -o check
+    {compiler} {prefix}_check.c {prefix}.c {prefix}_kernels.{suffix}{math} -o check
     ./check{where}
 """
 
@@ -413,8 +420,10 @@ def _readme(made: Bare, name: str, target: TargetSpec) -> str:
     }  # fmt: skip
     listed = "\n".join(f"| {file} | {what} |" for file, what in files.items())
     needs = _NEEDS[portable].replace("FEATURES", ", ".join(target.features) or "nothing special")
-    use = (_RUN if emulator or target.arch not in _COMPILERS else _ADD).format(
+    runs = emulator or target.arch not in _COMPILERS or command in _OTHER_SYSTEMS.values()
+    use = (_RUN if runs else _ADD).format(
         compiler=command, prefix=prefix, suffix=suffix,
+        math="" if command == _OTHER_SYSTEMS["windows"] else " -lm",
         where=f"    # on the device, or here: {emulator} ./check" if emulator else "",
     )  # fmt: skip
     return f"""\

@@ -22,6 +22,7 @@ from bnncc import report
 from bnncc.codegen import bare, c_kernels, c_text, memory, pipeline
 from bnncc.codegen.c_text import ALIGNMENT, Kernels, Named, Order, Place, Sizes
 from bnncc.codegen.float_operations import in_software
+from bnncc.codegen.object_size import loaded_bytes
 from bnncc.errors import TargetError
 from bnncc.files import names_folder, write_atomic, write_folder
 from bnncc.runtime.manifest import TensorInfo
@@ -88,7 +89,7 @@ class Bare:
     @property
     def footprint(self) -> dict[str, Any]:
         """Memory that it needs on a device, in bytes, for the report."""
-        flash, weights = bare.loaded_bytes(self.library), self.sizes.weights
+        flash, weights = loaded_bytes(self.library), self.sizes.weights
         inputs, outputs = (
             sum(c_text.nbytes(tensor) for _, tensor in tensors)
             for tensors in (self.given, self.made)

@@ -443,7 +443,8 @@ def _mend(handle: int) -> None:
     end = size
     while end:
         start = max(0, end - 65536)
-        place = os.pread(handle, end - start, start).rfind(b"\n")
+        os.lseek(handle, start, os.SEEK_SET)  # Windows has no pread
+        place = os.read(handle, end - start).rfind(b"\n")
         if place >= 0:
             end = start + place + 1
             break

@@ -273,7 +273,8 @@ class Link:
     def __init__(self, device: socket.socket, silence: float) -> None:
         self.key = secrets.token_hex(16)
         self._reason, ours = os.pipe()
-        os.set_blocking(self._reason, False)
+        if sys.platform != "win32":  # where `connect` refuses
+            os.set_blocking(self._reason, False)
         with device, socket.create_server(("127.0.0.1", 0)) as listener:
             self.port: int = listener.getsockname()[1]
             handles = (device.fileno(), listener.fileno(), ours)

@@ -79,6 +79,8 @@ class Relay:
 
     def back(self, reason_to: int) -> None:
         """Pass on what the device says, until it is lost; then write how to `reason_to`."""
+        if sys.platform == "win32":
+            return  # `connect` refuses
         poll = select.poll()
         poll.register(self._device, select.POLLIN)
         reason = ""

@@ -25,8 +25,9 @@ _started = False
 
 def usable_cpus() -> int:
     """Return how many CPUs this process may use."""
-    with contextlib.suppress(AttributeError, OSError):
-        return len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError):
+        if affinity := getattr(os, "sched_getaffinity", None):
+            return len(affinity(0))
     return os.cpu_count() or 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,7 @@ class Here(_Clock):
     def __init__(self, threads: int) -> None:
         from bnncc.runtime.threads import prepare
 
-        if threads == 1 and hasattr(os, "sched_setaffinity"):
+        if threads == 1 and sys.platform == "linux":
             os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         prepare(threads)
         import tvm

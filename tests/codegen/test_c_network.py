@@ -31,6 +31,7 @@ from bnncc.verification.confirm import runs_here
 from tests.devices import DIGITS
 from tests.ir.test_number_types import BOTH, there_and_back
 from tests.portable_c import STRICT
+from tests.tiny import BASELINE
 
 COMPILER, EMULATOR = "arm-linux-gnueabihf-gcc", "qemu-arm"
 ODD = "x/in:0 */ int */"
@@ -149,8 +150,7 @@ def test_threads_may_run_it_at_once(tmp_path: Path) -> None:
     """Each with an arena of its own: nothing is shared but weights and code."""
     if not shutil.which("cc"):
         pytest.skip("needs cc")
-    target = "x86-64-v2" if runs_here(resolve("x86-64-v2")) else "native"
-    options = CompileOptions(target=target, threads=1)
+    options = CompileOptions(target=BASELINE, threads=1)
     network = compile_c(DIGITS / "digits.onnx", options)
     folder = unpacked(c_network.archive(network.files), tmp_path)
     sources = ("digits.c", "digits_kernels.o")

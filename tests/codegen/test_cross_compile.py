@@ -11,14 +11,11 @@ from pathlib import Path
 import pytest
 
 from bnncc.cli import main as cli
-from bnncc.codegen.link import available
 from bnncc.targets import catalog
 from bnncc.verification.confirm import runs_here
 from tests.devices import DIGITS, ENVIRONMENT
 
-pytestmark = pytest.mark.skipif(
-    not available(catalog.CATALOG["arm64"].triple), reason="needs a linker for arm64 (ld.lld)"
-)
+pytestmark = pytest.mark.links("arm64")
 MODEL = DIGITS / "digits.onnx"
 
 

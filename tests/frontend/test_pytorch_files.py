@@ -22,6 +22,7 @@ from bnncc.frontend.formats import as_onnx
 from bnncc.frontend.onnx import load
 from bnncc.runtime.compare import agree
 from tests import pytorch_files as files
+from tests.tiny import BASELINE
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_torch_is_not_imported(workplace: tuple[Path, dict[str, str]]) -> None:
     (folder / "torch").mkdir()
     (folder / "torch" / "__init__.py").write_text("raise SystemExit('torch was imported')\n")
     environment["PYTHONPATH"] = f"{folder}{os.pathsep}{environment['PYTHONPATH']}"
-    command = ["bnncc", "compile", str(files.write("perceptron", folder)), "--target", "x86-64-v2"]
+    command = ["bnncc", "compile", str(files.write("perceptron", folder)), "--target", BASELINE]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

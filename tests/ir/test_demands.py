@@ -27,6 +27,7 @@ from bnncc.runtime import runner
 from bnncc.targets.catalog import resolve
 from bnncc.trace import Trace
 from tests.devices import Server
+from tests.tiny import BASELINE
 
 TABLE = np.arange(20, dtype=np.float32).reshape(5, 4)
 Arrays = dict[str, np.ndarray]
@@ -234,7 +235,7 @@ def test_c_functions_return_a_code(tmp_path: Path) -> None:
         r"_check_index\(const int64_t \*\w+, int64_t \*\w+, void \*scratch\);", headers
     )
     # The same functions for this machine.
-    target = resolve("x86-64-v2")
+    target = resolve(BASELINE)
     module = _scheduled(proto, CompileOptions(threads=1), target, Trace(), fixed=True).module
     functions = {v.name_hint: f for v, f in module.functions_items() if "check" in v.name_hint}
     (tmp_path / "kernels.o").write_bytes(bare.build(functions, tvm_target(target))[0])

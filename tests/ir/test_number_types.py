@@ -27,6 +27,7 @@ from tests.spellings import (
     signs,
     where,
 )
+from tests.tiny import BASELINE
 
 HALF = ["where", "difference of comparisons", "table", "PACT", "AdaBin", "sum of signs"]
 
@@ -172,7 +173,7 @@ def there_and_back(body: str, dtype: str, shape: tuple[int, ...] | None = None) 
 
 
 BOTH = np.concatenate([EDGES, -EDGES])
-TARGETS = ["native", "x86-64-v2"]
+TARGETS = ["native", BASELINE]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -23,6 +23,7 @@ from bnncc.transform.simplify import simplify
 from bnncc.verification.confirm_passes import compare_passes
 from tests.kernel_harness import HERE
 from tests.physical_networks import passed
+from tests.tiny import BASELINE
 
 RNG = np.random.default_rng(3)
 
@@ -163,7 +164,7 @@ def test_weights_of_one_and_two_bits_stay_packed() -> None:
         outputs = {f"y_{name}": f"{rows},21" for name in kinds}
         model = model_of(body, f"{rows},64", outputs, constants)
         x = (RNG.standard_normal((rows, 64)) * 200).astype(np.float32)
-        want, got = evaluate(load(model), {"x": x}), run(model, x, "x86-64-v2")
+        want, got = evaluate(load(model), {"x": x}), run(model, x, BASELINE)
         for name in outputs:
             np.testing.assert_array_equal(got[name], want[name])
         for layer in got["report"]["layers"]:

@@ -211,6 +211,7 @@ def test_verify_tells_roundings_apart() -> None:
         assert not verify.verify(model(f"y = {CONV}"), claimed)["right"]
 
 
+@pytest.mark.links("x86-64-v2")
 def test_warnings() -> None:
     def said(body: str, target: str, operands: str) -> list[str]:
         artifact = bnncc.compile(model(body), target=target, first_layer=operands)

@@ -166,6 +166,7 @@ def test_other_options_go_with_it() -> None:
     assert bits == [[8, 8], [1, 1], [16, 16], [16, 16], [32, 32], [16, 16]]
 
 
+@pytest.mark.links("x86-64-v2")
 def test_what_is_said_where_nothing_is_gained() -> None:
     artifact = bnncc.compile(model(), target="x86-64-v2", float_precision="bfloat16")
     assert any("x86-64-v2 lacks avx512_bf16" in w for w in artifact.report["warnings"])
@@ -178,6 +179,7 @@ def test_what_is_said_where_nothing_is_gained() -> None:
         bnncc.compile(model(), target="cuda", float_precision="bfloat16")
 
 
+@pytest.mark.links("x86-64-v2")
 def test_products_of_three_terms_are_said() -> None:
     wide = model("d = Conv(x, point) e = Conv<pads=[1,1,1,1]>(d, wide) y = Relu(e)",
                  "float[1,24,9,7] x", "a,b,c,d")  # fmt: skip

@@ -15,13 +15,18 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 from elftools.elf.elffile import ELFFile
 
 import bnncc
 from bnncc import console, files, osutil, remote
 from bnncc.codegen import link
+from bnncc.driver import compile_c
 from bnncc.errors import BnnccError, DeviceError, TargetError
+from bnncc.options import CompileOptions
+from bnncc.records import database
 from bnncc.remote import kit
 from bnncc.runtime import manifest
 from bnncc.targets import catalog, host
@@ -52,9 +57,9 @@ def test_nothing_needs_modules_that_only_posix_has() -> None:
         "import numpy, onnx, tvm\n"  # which look at the system themselves
         "for name in ('fcntl', 'grp', 'pty', 'pwd', 'resource', 'termios', 'tty'):\n"
         "    sys.modules[name] = None\n"
-        "for name in ('fork', 'getuid', 'memfd_create', 'sched_getaffinity', 'O_CLOEXEC'):\n"
+        "for name in ('fork', 'getuid', 'memfd_create', 'pread', 'sched_getaffinity'):\n"
         "    delattr(os, name)\n"
-        "del select.poll, os.sched_setaffinity\n"
+        "del select.poll, os.sched_setaffinity, os.O_CLOEXEC\n"
         "import bnncc\n"
         "for found in pkgutil.walk_packages(bnncc.__path__, 'bnncc.'):\n"
         "    if not found.name.endswith('__main__'):\n"
@@ -131,6 +136,19 @@ def test_a_library_that_windows_keeps_is_swept_up_later(
     with files.scratch_folder("load") as other:
         assert sorted(os.listdir(tmp_path)) == [Path(other).name]
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("whole", [b"", b"[]\n", b"[]\n" * 50_000])
+def test_torn_records_are_mended_on_windows(
+    whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "pread")
+    path = tmp_path / database.RECORDS
+    path.write_bytes(whole + b"x" * 100_000)
+    with database.Writer(tmp_path) as writer:
+        assert path.read_bytes() == whole
+        writer.record(0, [1])
+    assert path.read_bytes() == whole + b"[0,[1]]\n"
 
 
 def test_folders_replace_empty_ones_on_windows(
@@ -224,6 +242,46 @@ def test_native_is_the_arm_core(
     assert catalog.native().base == target
 
 
+APPLE = {
+    "hw.cpufamily": (0x1B588BB3).to_bytes(4, "little"),
+    "hw.cpusubfamily": (2).to_bytes(4, "little"),
+    "machdep.cpu.brand_string": b"Apple M1\0",
+}
+
+
+@pytest.mark.parametrize(
+    ("known", "processor", "identity", "model"),
+    [(APPLE, "Apple M1", "0x61-0x1b588bb3-2", "0x61-0x1b588bb3"), ({}, *["unknown"] * 3)],
+)
+def test_apples_processors_have_names(
+    known: dict[str, bytes], processor: str, identity: str, model: str,
+    machine: Machine, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(host, "_sysctl", lambda name: known.get(name, b""))
+    monkeypatch.setattr(host, "_facts", host._facts.__wrapped__)
+    machine(*MAC)
+    assert (host.processor(), host.identity(), host.core_model()) == (processor, identity, model)
+    assert (host.core(), host.clock()) == ("", None)
+
+
+@pytest.mark.parametrize(
+    ("said", "processor", "identity"),
+    [
+        ("Intel64 Family 6 Model 207 Stepping 2, GenuineIntel", "", "GenuineIntel-6-207-2"),
+        ("AMD64 Family 26 Model 2 Stepping 1, AuthenticAMD", "", "AuthenticAMD-26-2-1"),
+        ("something else", "", "unknown"),
+        ("", "unknown", "unknown"),
+    ],
+)
+def test_windows_identifies_processors_as_linux_does(
+    said: str, processor: str, identity: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROCESSOR_IDENTIFIER", said)
+    monkeypatch.setattr(host, "_facts", host._facts.__wrapped__)
+    machine(*WINDOWS)
+    assert (host.processor(), host.identity()) == (processor or said, identity)
+
+
 def linkers(
     triple: str, present: set[str], monkeypatch: pytest.MonkeyPatch, *, zig: bool, libs: Path
 ) -> list[list[str]]:
@@ -302,10 +360,8 @@ def test_library_for_macos_is_a_dylib(tmp_path: Path, monkeypatch: pytest.Monkey
     assert b"___tvm_ffi_binary_conv2d\0" in data
 
 
+@pytest.mark.links("arm64")
 def test_libraries_for_arm_can_be_loaded_with_pages_of_64_kib() -> None:
-    triple = catalog.CATALOG["arm64"].triple
-    if not link.available(triple):
-        pytest.skip("needs a linker for 64-bit Arm")
     library = bnncc.compile(DIGITS, target="arm64").library
     loaded = [s for s in ELFFile(io.BytesIO(library)).iter_segments() if s["p_type"] == "PT_LOAD"]
     assert loaded
@@ -315,6 +371,33 @@ def test_libraries_for_arm_can_be_loaded_with_pages_of_64_kib() -> None:
 def test_no_library_for_windows_is_linked_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="no linker for x86_64-pc-windows-msvc found: tried cl"):
         compiled("x86-64-v2", "x86_64-pc-windows-msvc", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("base", "triple", "magic", "command"),
+    [
+        ("arm64", "aarch64-apple-darwin", b"\xcf\xfa\xed\xfe", "cc -std=c99 -O3 NET -lm -o check"),
+        ("x86-64-v2", "x86_64-pc-windows-msvc", b"\x64\x86", "clang -std=c99 -O3 NET -o check"),
+    ],
+)
+def test_networks_in_c_for_other_systems(
+    base: str, triple: str, magic: bytes, command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "other.json").write_text(json.dumps({"base": base, "triple": triple}))
+    weight = np.random.default_rng(0).choice([-1.0, 1.0], (256, 64)).astype("f4")
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 17]> net (float[1, 256] x) => (float[1, 64] y) '
+        "{ s = Sign(x) y = MatMul(s, w) }"
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    flash = {}
+    for target in (base, str(tmp_path / "other.json")):
+        made = compile_c(model, CompileOptions(target=target))
+        flash[target] = made.report["device"]["flash_bytes"]
+    assert made.files["net_kernels.o"].startswith(magic)
+    assert flash[target] == pytest.approx(flash[base], rel=0.2)
+    files = "net_check.c net.c net_kernels.o"
+    assert f"\n    {command.replace('NET', files)}\n" in made.files["README.md"].decode()
 
 
 def test_artifacts_say_for_which_system_they_are() -> None:
@@ -342,6 +425,27 @@ def test_what_windows_and_macos_cannot_do_is_said(
     with pytest.raises(TargetError, match="on Linux only"):
         cuda.load_runtime()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+def test_bundles_get_the_binding_for_this_processor(
+    arch: str, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bnncc.bundle import runtime
+
+    asked: list[str] = []
+
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        asked.extend(command)
+        (tmp_path / "a.whl").touch()
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(runtime.subprocess, "run", run)
+    machine("linux", arch)
+    assert runtime._fetch("3.10", tmp_path) == tmp_path / "a.whl"
+    platforms = [word for word in asked if word.startswith("manylinux")]
+    assert platforms
+    assert all(word.endswith(f"_{arch}") for word in platforms)
 
 
 def test_a_kit_is_not_built_by_a_compiler_for_macos(

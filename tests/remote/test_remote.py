@@ -21,7 +21,7 @@ from bnncc.runtime.selfcheck import LEAST_BYTES, Check, pack
 from bnncc.targets.catalog import resolve
 from tests import devices
 from tests.devices import DIGITS, SECONDS, Server, fails, succeeds, until
-from tests.tiny import expected, tiny
+from tests.tiny import BASELINE, expected, tiny
 
 
 def changed(artifact: Artifact, **fields: object) -> Artifact:
@@ -209,7 +209,7 @@ def test_wrong_architecture(
 
 
 def test_missing_feature_and_other_tvm(host: Server) -> None:
-    target = dataclasses.replace(resolve("x86-64-v2"), name="x", features=("popcnt", "time_travel"))
+    target = dataclasses.replace(resolve(BASELINE), name="x", features=("time_travel",))
     with remote.connect(host.address) as device:
         with pytest.raises(TargetError, match=r"needs CPU features .* lacks: time_travel"):
             tiny(target=target).on_device(device)

@@ -19,8 +19,9 @@ from bnncc.errors import BnnccError, InputError, TargetError
 from bnncc.files import write_atomic
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.session import ALIGNMENT, aligned_empty
+from bnncc.targets.catalog import resolve
 from tests import tiny as stub
-from tests.tiny import expected, tiny
+from tests.tiny import BASELINE, expected, tiny
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +119,9 @@ def test_every_linker_makes_a_library_that_runs(how: str, monkeypatch: pytest.Mo
 def test_no_linker_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(link.shutil, "which", lambda name: None)
     monkeypatch.setattr(link.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(TargetError, match="no linker for x86_64-linux-gnu found: tried cc") as info:
-        link.link(tmp_path, ["a.o"], "lib.so", triple="x86_64-linux-gnu")
+    triple = resolve(BASELINE).triple
+    with pytest.raises(TargetError, match=f"no linker for {triple} found: tried cc") as info:
+        link.link(tmp_path, ["a.o"], "lib.so", triple=triple)
     assert "pip install ziglang" in str(info.value.hint)
 
 

@@ -19,7 +19,7 @@ from bnncc.files import npz_bytes
 from bnncc.runtime import container
 from bnncc.runtime.artifact import Artifact
 from bnncc.targets.catalog import resolve
-from tests.tiny import tiny
+from tests.tiny import BASELINE, tiny
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_other_tvm(path: Path) -> None:
 
 
 def test_features_this_machine_lacks(tmp_path: Path) -> None:
-    spec = dataclasses.replace(resolve("x86-64-v2"), features=("popcnt", "avx9"))
+    spec = dataclasses.replace(resolve(BASELINE), features=("avx9",))
     path = tmp_path / "a.bnncc"
     tiny(target=spec).save(path)
     refused(path, "needs CPU features this machine lacks: avx9", TargetError)
@@ -115,7 +115,7 @@ def test_features_this_machine_lacks(tmp_path: Path) -> None:
 
 
 def test_other_architecture(tmp_path: Path) -> None:
-    spec = dataclasses.replace(resolve("x86-64-v2"), name="mips", triple="mips64-linux-gnu")
+    spec = dataclasses.replace(resolve(BASELINE), name="mips", triple="mips64-linux-gnu")
     tiny(target=spec).save(tmp_path / "a.bnncc")
     refused(tmp_path / "a.bnncc", r"is for mips64 \(mips\), this machine is", TargetError)
 

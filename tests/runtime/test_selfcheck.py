@@ -25,6 +25,7 @@ from bnncc.runtime.manifest import TensorInfo, infos
 from bnncc.runtime.selfcheck import LEAST_BYTES, STYLES, Check, Source, draw, pack, unpack
 from bnncc.verification import confirm, inputs
 from tests.devices import DIGITS
+from tests.kernel_harness import HERE
 
 FLOATS = TensorInfo("x", (1, 3, 40, 50), "float32")
 
@@ -264,7 +265,7 @@ def test_large_images_are_not_stored() -> None:
 
 
 def test_all_targets_have_the_same_inputs() -> None:
-    made = [compiled(DIGITS / "digits.onnx", target=t) for t in ("x86-64-v2", "x86-64-v3")]
+    made = [compiled(DIGITS / "digits.onnx", target=t) for t in HERE[:2]]
     one, other = (a.selfchecks() for a in made)
     for a, b in zip(one, other, strict=True):
         np.testing.assert_array_equal(a.inputs["images"], b.inputs["images"])

@@ -15,6 +15,7 @@ from bnncc.topi_binary.step import Step
 from tests import amx_emulator
 from tests.few_bit_cases import inputs
 from tests.kernel_harness import EMULATED, TARGETS, TILES, run_kernel, same
+from tests.tiny import BASELINE
 
 NATIVE = "native"
 FORMS = ("planes", "bytes", "pairs", "floats", "value", "table")
@@ -85,7 +86,7 @@ def test_packed_weights_of_any_shape(change: dict) -> None:
         _check(replace(PACKED, **change), NATIVE, threads=threads)
 
 
-@pytest.mark.parametrize("target", [NATIVE, "x86-64-v2", *EMULATED])
+@pytest.mark.parametrize("target", [NATIVE, BASELINE, *EMULATED])
 @pytest.mark.parametrize("weight_bits", [1, 2])
 def test_extreme_levels_and_packed_weights(weight_bits: int, target: str) -> None:
     """Some instructions add products in 16 bits."""

@@ -17,6 +17,7 @@ from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, Step, zero_planes
 from bnncc.tuning.cases import make, run_time_weights
 from tests import definition_cases, kernel_harness
+from tests.kernel_harness import HERE
 from tests.topi_binary.test_definitions import call
 
 TERNARY = replace(definition_cases.WORDS, ternary=True)
@@ -59,7 +60,7 @@ def _inputs(spec: BinaryConv2d, seen: bool) -> list[np.ndarray]:
     return inputs
 
 
-@pytest.mark.parametrize("target", ["native", "x86-64-v4"])
+@pytest.mark.parametrize("target", sorted({"native", "x86-64-v4"} & {*HERE, "native"}))
 @pytest.mark.parametrize("threads", [1, 2])
 def test_data_with_zeros_and_without_count_alike(target: str, threads: int) -> None:
     chosen = catalog.resolve(target)

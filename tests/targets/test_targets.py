@@ -139,9 +139,12 @@ def test_what_linux_says_of_the_processor(
 ) -> None:  # fmt: skip
     (tmp_path / "cpuinfo").write_text(text)
     monkeypatch.setattr(host, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(host, "_BOARD", tmp_path / "board")
     monkeypatch.setattr(host, "_facts", host._facts.__wrapped__)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")  # where features are in the table
     assert host.identity() == identity
     assert host.processor() == processor
     assert host.features() == features
     assert host.clock() == clock
+    (tmp_path / "board").write_bytes(b"Raspberry Pi 5 Model B Rev 1.0\0")
+    assert host.processor() == "Raspberry Pi 5 Model B Rev 1.0"

@@ -20,6 +20,7 @@ from bnncc.ir.magnitude import magnitudes
 from bnncc.ir.ties import TIE
 from bnncc.options import CompileOptions, Uint8Input
 from bnncc.verification import recorded, reference
+from tests.tiny import BASELINE
 
 Arrays = dict[str, np.ndarray]
 
@@ -100,7 +101,7 @@ def verified(
 ) -> dict[str, Any]:
     """Verify an artifact that computes what `change` makes of it."""
     artifact = compile_model(
-        proto, CompileOptions(target="x86-64-v2", threads=1, confirm=False, **options)
+        proto, CompileOptions(target=BASELINE, threads=1, confirm=False, **options)
     )
     if change is not unchanged:
         monkeypatch.setattr(artifact, "run", lambda arrays: changed(proto, arrays, change))
