@@ -10,17 +10,18 @@ import io
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax, tirx
+from tvm import tirx
 
 from bnncc import report
-from bnncc.codegen import bare, c_kernels, c_text, memory, pipeline
-from bnncc.codegen.c_text import ALIGNMENT, Kernels, Named, Order, Place, Sizes
+from bnncc.codegen import bare, c_kernels, c_text, call_order, pipeline
+from bnncc.codegen.arena import aligned
+from bnncc.codegen.c_text import Kernels, Named, Order, Sizes
 from bnncc.codegen.float_operations import in_software
 from bnncc.errors import TargetError
 from bnncc.files import names_folder, write_atomic, write_folder
@@ -83,7 +84,12 @@ class Bare:
         return self._by_kernel(self.kernels.scratch)
 
     def _by_kernel(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        return {kernel.removeprefix(f"{self.prefix}_"): size for kernel, size in sizes.items()}
+        """Return the largest size of each kernel of the network, of those that compute parts."""
+        found: dict[str, int] = {}
+        for name, size in sizes.items():
+            kernel = self.order.whole(name.removeprefix(f"{self.prefix}_"))
+            found[kernel] = max(size, found.get(kernel, 0))
+        return found
 
     @property
     def footprint(self) -> dict[str, Any]:
@@ -115,11 +121,10 @@ class Bare:
     @property
     def _soft_floats(self) -> dict[str, int]:
         """Upper bound of float operations that the processor computes in software, by kernel."""
-        kinds, calls = in_software(self.library), Counter(kernel for kernel, _ in self.order.calls)
-        count = {
-            kernel: times * sum(self.kernels.floats[f"{self.prefix}_{kernel}"][k] for k in kinds)
-            for kernel, times in calls.items()
-        }
+        kinds, count = in_software(self.library), Counter[str]()
+        for times, call in self.order.calls:
+            of = self.kernels.floats[f"{self.prefix}_{call.kernel}"]
+            count[self.order.whole(call.kernel)] += times * sum(of[kind] for kind in kinds)
         return {kernel: number for kernel, number in count.items() if number}
 
     @property
@@ -130,7 +135,7 @@ class Bare:
         registers.
         """
         word = 8 if self.library[4] == 2 else 4  # ELF class
-        longest = max((len(args) for _, args in self.order.calls), default=0)
+        longest = max((len(call.args) for _, call in self.order.calls), default=0)
         return word * (1 + len(self.given) + len(self.made) + longest + 1 + 8)
 
     def pairs(
@@ -188,12 +193,13 @@ def build(
     prefix = c_text.network_prefix(name)
     given = c_text.unique([c_text.identifier(t.name) for t in inputs], prefix, "in")
     made = c_text.unique([c_text.identifier(t.name) for t in outputs], prefix, "out", given)
-    planned = pipeline.planned(module)
-    order = _order(planned, given, made)
-    called = {kernel for kernel, _ in order.calls}
+    calls = pipeline.in_calls(module)
+    order, bands = call_order.planned(calls, given, made, target if caller is None else None)
+    scheduled, _ = pipeline.schedule(tvm.IRModule(bands), target, 1)
+    called = {call.kernel for _, call in order.calls}
     functions = {
         f"{prefix}_{var.name_hint}": func
-        for var, func in planned.functions_items()
+        for var, func in (*calls.functions_items(), *scheduled.functions_items())
         if isinstance(func, tirx.PrimFunc) and var.name_hint in called
     }
     ios = [*zip(given, inputs, strict=True)], [*zip(made, outputs, strict=True)]
@@ -229,15 +235,6 @@ def archive(content: Mapping[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-_FRESH = ""
-"""Root of places to which outputs may be written directly; its offset is an index."""
-
-
-def aligned(size: int) -> int:
-    """Round `size` up to a multiple of `ALIGNMENT`."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
 def weight_bytes(order: Order) -> bytes:
     """Return all constants, each at a multiple of `ALIGNMENT`."""
     return b"".join(_padded(w.tobytes()) for w in order.weights)
@@ -245,90 +242,3 @@ def weight_bytes(order: Order) -> bytes:
 
 def _padded(data: bytes) -> bytes:
     return data + bytes(aligned(len(data)) - len(data))
-
-
-def _order(module: tvm.IRModule, given: Sequence[str], made: Sequence[str]) -> Order:
-    """Derive the calls from ``main`` after memory planning."""
-    main, order = module["main"], Order()
-    tensors: dict[Any, Any] = {}  # by variable: an expression, or a tuple of expressions
-    storages: dict[Any, int] = {}
-    constants: dict[Any, Place] = {}
-    fresh: list[Any] = []  # places to which outputs may be written directly
-
-    def place(kind: str, size: int) -> Place:
-        order.arena += aligned(size)
-        return Place("base", kind, order.arena - aligned(size))
-
-    def constant(value: Any) -> Place:
-        array = np.ascontiguousarray(value.value.numpy())
-        order.weights.append(array)
-        start = order.weight_bytes
-        order.weight_bytes += aligned(array.nbytes)
-        return Place("constants", str(value.ty.dtype), start)
-
-    def held(expr: Any) -> Any:
-        if isinstance(expr, relax.Tuple):
-            return tuple(held(f) for f in expr.fields)
-        if isinstance(expr, relax.TupleGetItem):
-            return held(expr.tuple_value)[expr.index]
-        if isinstance(expr, relax.Var):
-            return tensors[expr]
-        if expr not in constants:
-            constants[expr] = constant(expr)
-        return constants[expr]
-
-    for var, name in zip(main.params, given, strict=True):
-        tensors[var] = Place(name, str(var.ty.dtype))
-    for block in main.body.blocks:
-        for binding in block.bindings:
-            var, value = binding.var, binding.value
-            op = str(getattr(getattr(value, "op", None), "name", ""))
-            if op == "relax.memory.alloc_storage":
-                storages[var] = order.arena
-                order.arena += aligned(memory.product(value.args[0].values))
-            elif op == "relax.memory.alloc_tensor":
-                start = storages[value.args[0]] + int(value.args[1].value)
-                tensors[var] = Place("base", str(var.ty.dtype), start)
-            elif op == "relax.builtin.alloc_tensor":
-                tensors[var] = Place(_FRESH, str(var.ty.dtype), len(fresh))
-                fresh.append(var)
-            elif isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
-                kernel = value.op.name_hint
-                order.calls.append((kernel, [held(a) for a in value.args]))
-            elif op in ("relax.reshape", "relax.memory.view"):
-                tensors[var] = replace(held(value.args[0]), dtype=str(var.ty.dtype))
-            elif isinstance(value, relax.Call) and not op.startswith("relax.memory.kill"):
-                raise TargetError(f"`{op or value.op}` needs TVM's runtime, which C code lacks")
-            elif not isinstance(value, relax.Call):
-                tensors[var] = held(value)
-    body = main.body.body
-    result = body.fields if isinstance(body, relax.Tuple) else None
-    whole = held(body)
-    results = [held(f) for f in result] if result is not None else _listed(whole)
-    kinds = _kinds(body.ty)
-    homes: dict[int, Place] = {}
-    for name, expr, kind in zip(made, results, kinds, strict=True):
-        output = Place(name, expr.dtype)
-        if expr.root == _FRESH and expr.offset not in homes:
-            homes[expr.offset] = output
-        else:
-            order.copies.append((output, expr, memory.tensor_bytes(kind)))
-    for number, var in enumerate(fresh):
-        if number not in homes:
-            homes[number] = place(str(var.ty.dtype), memory.tensor_bytes(var.ty))
-
-    def placed(expr: Place) -> Place:
-        return replace(homes[expr.offset], dtype=expr.dtype) if expr.root == _FRESH else expr
-
-    order.calls = [(kernel, [placed(e) for e in args]) for kernel, args in order.calls]
-    order.copies = [(to, placed(e), size) for to, e, size in order.copies]
-    return order
-
-
-def _listed(whole: Any) -> list[Any]:
-    """Return the elements of a function's result."""
-    return list(whole) if isinstance(whole, tuple) else [whole]
-
-
-def _kinds(kind: Any) -> list[Any]:
-    return list(kind.fields) if isinstance(kind, relax.TupleType) else [kind]
