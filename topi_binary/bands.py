@@ -59,23 +59,42 @@ def inputs_by_rows(spec: Spec) -> list[str]:
     return found + constants + steps
 
 
-def data_rows(spec: Spec, rows: range) -> range:
+def window_rows(spec: Spec, rows: range) -> tuple[range, int, int]:
     """Return the rows of data that are in the windows of some rows of the outputs.
+
+    Then how many rows of padding are in them, above the image and below it.
 
     Examples
     --------
-    >>> data_rows(BinaryConv2d(1, 8, 8, 32, 32, (3, 3), pads=(1, 1, 1, 1)), range(0, 2))
-    range(0, 3)
+    >>> window_rows(BinaryConv2d(1, 8, 8, 32, 32, (3, 3), pads=(1, 1, 1, 1)), range(0, 2))
+    (range(0, 3), 1, 0)
     """
+    above = below = 0
     for stage in _stages(spec):
-        rows, _, _ = _read(stage, rows)
-    return rows
+        rows, above, below = _read(stage, rows)
+    return rows, above, below
+
+
+def data_rows(spec: Spec, rows: range) -> range:
+    """Return the rows of data that are in the windows of some rows of the outputs."""
+    return window_rows(spec, rows)[0]
+
+
+def padded_by_zeros(spec: Spec) -> bool:
+    """Return whether rows of zeros around the data have the effect of padding.
+
+    A sum of float products that starts at 0 is never -0, so that adding 0 to it changes nothing.
+    """
+    return isinstance(spec, Conv2d) and not spec.zero_points and bool(spec.pads[0] + spec.pads[2])
 
 
 @lru_cache(maxsize=4096)
-def band(spec: Spec, rows: range) -> Spec | None:
-    """Return the spec of a kernel for some rows of the outputs of `spec`; None if there is none."""
-    if rows == range(spec.output_hw[0]):
+def band(spec: Spec, rows: range, padded: bool = False) -> Spec | None:
+    """Return the spec of a kernel for some rows of the outputs of `spec`; None if there is none.
+
+    If `padded`, the data are given with their padding above and below.
+    """
+    if rows == range(spec.output_hw[0]) and not padded:
         return spec
     made, pads = rows, []
     for stage in _stages(spec):
@@ -89,6 +108,9 @@ def band(spec: Spec, rows: range) -> Spec | None:
         changes["pads"], extra = pads[-1]
         if isinstance(spec, Pool2d | BitwiseMaxPool):
             changes["ceil_extra"] = extra, spec.ceil_extra[1]
+        elif padded:
+            (above, left, below, right), _ = pads[-1]
+            changes |= {"height": above + len(made) + below, "pads": (0, left, 0, right)}
     if isinstance(spec, Conv2d) and spec.pool is not None:
         around, extra = pads[0]
         after = extra, spec.pool.ceil_extra[1]

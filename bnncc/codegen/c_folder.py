@@ -26,6 +26,7 @@ from bnncc.codegen.c_text import (
     C_ALIGNMENT,
     C_TYPES,
     PLACES,
+    Clear,
     Loop,
     Move,
     Place,
@@ -202,6 +203,8 @@ def _source(made: Bare, target: TargetSpec) -> str:
             return [f"  for (size_t turn = 0; turn < {one.times}; ++turn) {{", *body, "  }"]
         if isinstance(one, Move):
             return [f"  {line}" for line in _move(one, pointer)]
+        if isinstance(one, Clear):
+            return [f"  memset({pointer(one.to)}, 0, {one.size});"]
         symbol = f"{prefix}_{one.kernel}"
         const = [p.startswith("const ") for p in made.kernels.parameters[symbol]]
         taken = ", ".join([*map(pointer, one.args, const), f"base + {made.sizes.tensors}"])
@@ -236,7 +239,7 @@ def _move(one: Move, pointer: Callable[[Place], str]) -> list[str]:
     unit = itemsize(one.to.dtype)
     to, origin = (
         f"{pointer(place)} + {apart // unit} * piece"
-        for place, apart in ((one.to, one.size), (one.origin, one.apart))
+        for place, apart in zip((one.to, one.origin), one.apart, strict=True)
     )
     return [
         f"for (size_t piece = 0; piece < {one.count}; ++piece) {{",

@@ -54,17 +54,26 @@ class Call:
 
 @dataclass(frozen=True)
 class Move:
-    """A copy of `count` pieces of memory, `apart` bytes apart, to one piece.
-
-    A single piece may overlap its destination.
-    """
+    """A copy of `count` pieces of memory; a single piece may overlap its destination."""
 
     to: Place
     origin: Place
     size: int
     """Bytes of each piece."""
     count: int = 1
-    apart: int = 0
+    apart: tuple[int, int] = (0, 0)
+    """Bytes from one piece to the next, in the destination and in the origin."""
+
+
+@dataclass(frozen=True)
+class Clear:
+    """Zeros for `size` bytes."""
+
+    to: Place
+    size: int
+
+
+Step = Call | Move | Clear
 
 
 @dataclass(frozen=True)
@@ -72,10 +81,10 @@ class Loop:
     """Statements that are executed several times."""
 
     times: int
-    body: tuple[Call | Move, ...]
+    body: tuple[Step, ...]
 
 
-Statement = Call | Move | Loop
+Statement = Step | Loop
 
 
 @dataclass

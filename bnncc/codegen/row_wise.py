@@ -24,10 +24,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 from bnncc.codegen import arena
 from bnncc.codegen.arena import Span
-from bnncc.codegen.c_text import Call, Loop, Move, Place, Statement, itemsize
+from bnncc.codegen.c_text import Call, Clear, Loop, Move, Place, Statement, Step, itemsize
 from bnncc.topi_binary import bands
 from bnncc.topi_binary.build import aliases
 from bnncc.topi_binary.spec import Spec
@@ -55,6 +56,8 @@ class Traced:
     """As the kernel takes them."""
     outs: list[Place] = field(default_factory=list)
     """If there is a spec: the results, including those that overwrite an operand."""
+    finite: bool = True
+    """Whether zeros in its data have no effect on sums: not if a weight is infinite."""
 
     @cached_property
     def over(self) -> list[int]:
@@ -89,10 +92,9 @@ class Traced:
         return self.apart.output_hw[0]
 
     @cached_property
-    def scattered(self) -> frozenset[int]:
-        """The operands whose rows are not in one piece."""
-        whole = self.apart.data_layout == "NHWC" or self.apart.channels == 1
-        return frozenset(() if whole else range(self.apart.data_tensors))
+    def scattered(self) -> bool:
+        """Whether rows of the data are not in one piece."""
+        return self.apart.data_layout == "NCHW" and self.apart.channels != 1
 
     @property
     def values(self) -> set[int]:
@@ -161,6 +163,8 @@ class Chain:
     """Bytes of the line buffer of each value that does not lie whole in memory."""
     collected: dict[tuple[int, int], int] = field(default_factory=dict)
     """Bytes for rows that are collected, by call and operand."""
+    padded: set[int] = field(default_factory=set)
+    """Calls whose data are collected with their padding above and below."""
 
     @property
     def last(self) -> int:
@@ -172,9 +176,23 @@ class Chain:
         """The bands."""
         return range(len(self.done[-1]))
 
-    def part(self, k: int, turn: int) -> range:
-        """Return the output rows of a call in a band."""
-        return range(self.done[k][turn - 1] if turn else 0, self.done[k][turn])
+    @cached_property
+    def units(self) -> list[int]:
+        """For each call, the rows of a band in the middle."""
+        middle = len(self.turns) // 2
+        return [max(1, done[middle] - done[middle - 1]) for done in self.done]
+
+    def parts(self, k: int, turn: int) -> list[range]:
+        """Return the output rows of a call in a band, in parts of the size of the middle's."""
+        first, last = self.done[k][turn - 1] if turn else 0, self.done[k][turn]
+        unit = self.units[k]
+        cuts = range(self.done[k][0] % unit, last, unit)
+        ends = [first, *(cut for cut in cuts if cut > first), last] if first < last else []
+        return [range(a, b) for a, b in pairwise(ends)]
+
+    def band(self, k: int, rows: range) -> Spec | None:
+        """Return the spec of the kernel for some rows of the results of a call."""
+        return bands.band(self.calls[k].apart, rows, k in self.padded)
 
     def base(self, k: int, value: int, turn: int) -> int:
         """Return the first row in the line buffer of a value that call `k` makes, in a band."""
@@ -214,18 +232,22 @@ def chain(program: Program, first: int, last: int, rows: int, fits: Fits) -> Cha
             done[k][-1] = calls[k].height
     found = Chain(calls, first, rows, done, readers)
     for k, call in enumerate(calls):
-        parts = {found.part(k, turn) for turn in found.turns}
-        variants = [bands.band(call.apart, part) for part in parts if part]
+        data = call.ins[: call.apart.data_tensors]
+        inside = any(place.offset in readers for place in data if place.root == VALUE)
+        pads = not inside and len(data) == 1 and call.finite and bands.padded_by_zeros(call.apart)
+        found.padded.update([k] * pads)
+        parts = {part for turn in found.turns for part in found.parts(k, turn)}
+        variants = [found.band(k, part) for part in parts]
         if not all(variant is not None and fits(variant) for variant in variants):
             return None
         for number, value in enumerate((place.offset for place in call.outs), len(call.ins)):
             if not whole(value):
                 most = max(done[k][turn] - found.base(k, value, turn) for turn in found.turns)
                 found.buffers[value] = most * call.row_bytes(number)
-        for number in call.scattered:
-            shape, dtype = call.shapes[number]
-            most = max(len(bands.data_rows(call.apart, part)) for part in parts)
-            found.collected[k, number] = shape[1] * most * shape[3] * itemsize(dtype)
+        if pads or call.scattered:
+            rows_of = max(variant.height for variant in variants if variant is not None)
+            size = rows_of * call.row_bytes(0) * (call.shapes[0][0][1] if call.scattered else 1)
+            found.collected.update({(k, number): size for number in range(len(data))})
     return found
 
 
@@ -237,7 +259,7 @@ def _readers(calls: Sequence[Traced]) -> dict[int, list[tuple[int, str]]] | None
         for number, (place, by) in enumerate(zip(call.ins, call.kinds, strict=True)):
             if place.root != VALUE or place.offset not in made:
                 continue
-            apart = by not in (bands.DATA, bands.OUTPUT) or number in call.scattered
+            apart = by not in (bands.DATA, bands.OUTPUT) or (by == bands.DATA and call.scattered)
             if apart or made[place.offset] != call.shapes[number]:
                 return None
             found.setdefault(place.offset, []).append((k, by))
@@ -349,52 +371,86 @@ def statements(
     makers = {out.offset: (k, number)
               for k, call in enumerate(one.calls)
               for number, out in enumerate(call.outs, len(call.ins))}  # fmt: skip
-    turns: list[list[Call | Move]] = []
+    turns: list[list[list[list[Step]]]] = []  # by turn, call, and part of a band
     for turn in one.turns:
-        items: list[Call | Move] = []
-        for k, call in enumerate(one.calls):
-            rows = one.part(k, turn)
-            if not rows:
-                continue
-            args = []
-            for number, operand in enumerate((*call.ins, *call.outs)):
-                by = call.kinds[number] if number < len(call.ins) else bands.OUTPUT
-                here = place(operand)
-                if by == bands.CLASSES:
-                    start = bands.class_of(call.apart, rows.start) * itemsize(here.dtype)
-                    here = replace(here, offset=here.offset + start)
-                elif number in call.scattered:
-                    shape, _ = call.shapes[number]
-                    read, line = bands.data_rows(call.apart, rows), shape[3] * itemsize(here.dtype)
-                    origin = replace(here, offset=here.offset + read.start * line)
-                    here = Place("base", here.dtype, collected[one.first + k, number])
-                    size = len(read) * line
-                    items.append(Move(here, origin, size, shape[1], shape[2] * line))
-                elif by:
-                    skipped = call.needs(by, rows).start
-                    if operand.root == VALUE and operand.offset in one.buffers:
-                        skipped -= one.base(makers[operand.offset][0], operand.offset, turn)
-                    start = skipped * call.row_bytes(number)
-                    here = replace(here, offset=here.offset + start)
-                args.append(here)
-            part = bands.band(call.apart, rows)
-            assert part is not None  # as `chain` has found
-            items.append(Call(variant(call, part), tuple(args)))
-        for value in one.buffers if turn + 1 < len(one.turns) else ():
-            k, number = makers[value]
-            base, keeps = one.base(k, value, turn), one.base(k, value, turn + 1)
-            size = one.calls[k].row_bytes(number)
-            start = place(one.calls[k].outs[number - len(one.calls[k].ins)])
-            if base < keeps < one.done[k][turn]:
-                origin = replace(start, offset=start.offset + (keeps - base) * size)
-                items.append(Move(start, origin, (one.done[k][turn] - keeps) * size))
-        turns.append(items)
+        turns.append([[_part(one, k, turn, rows, place, collected, makers, variant)
+                       for rows in one.parts(k, turn)] for k in range(len(one.calls))])  # fmt: skip
+        turns[-1].append([_kept(one, turn, place, makers)])
     return _looped(turns)
 
 
-def _looped(turns: Sequence[list[Call | Move]]) -> list[Statement]:
-    """Replace turns that differ by places, which advance steadily, by loops."""
+def _part(
+    one: Chain, k: int, turn: int, rows: range, place: Callable[[Place], Place],
+    collected: dict[Key, int], makers: dict[int, tuple[int, int]], variant: Variant,
+) -> list[Step]:  # fmt: skip
+    """Return the call of a kernel for some rows of its results, and the copies that it needs."""
+    call, part = one.calls[k], one.band(k, rows)
+    assert part is not None  # as `chain` has found
+    items: list[Step] = []
+    args = []
+    for number, operand in enumerate((*call.ins, *call.outs)):
+        by = call.kinds[number] if number < len(call.ins) else bands.OUTPUT
+        here = place(operand)
+        if (k, number) in one.collected:
+            read, above, below = bands.window_rows(call.apart, rows)
+            line, pieces = call.row_bytes(number), call.shapes[0][0][1] if call.scattered else 1
+            to = Place("base", here.dtype, collected[one.first + k, number])
+            args.append(to)
+            if k in one.padded and above + below:
+                items.append(Clear(to, pieces * part.height * line))
+            to = replace(to, offset=to.offset + above * line * (k in one.padded))
+            origin = replace(here, offset=here.offset + read.start * line)
+            apart = part.height * line, call.apart.height * line
+            items.append(Move(to, origin, len(read) * line, pieces, apart))
+            continue
+        start = 0
+        if by == bands.CLASSES:
+            start = bands.class_of(call.apart, rows.start) * itemsize(here.dtype)
+        elif by:
+            start = call.needs(by, rows).start * call.row_bytes(number)
+            if operand.root == VALUE and operand.offset in one.buffers:
+                base = one.base(makers[operand.offset][0], operand.offset, turn)
+                start -= base * call.row_bytes(number)
+        args.append(replace(here, offset=here.offset + start))
+    return [*items, Call(variant(call, part), tuple(args))]
+
+
+def _kept(
+    one: Chain, turn: int, place: Callable[[Place], Place], makers: dict[int, tuple[int, int]]
+) -> list[Step]:
+    """Return the copies of rows that are needed after a band to the front of their buffers."""
+    items: list[Step] = []
+    for value in one.buffers if turn + 1 < len(one.turns) else ():
+        k, number = makers[value]
+        base, keeps = one.base(k, value, turn), one.base(k, value, turn + 1)
+        size = one.calls[k].row_bytes(number)
+        start = place(one.calls[k].outs[number - len(one.calls[k].ins)])
+        if base < keeps < one.done[k][turn]:
+            origin = replace(start, offset=start.offset + (keeps - base) * size)
+            items.append(Move(start, origin, (one.done[k][turn] - keeps) * size))
+    return items
+
+
+def _looped(turns: Sequence[list[list[list[Step]]]]) -> list[Statement]:
+    """Replace turns, and parts of a band, by loops if their places advance steadily."""
+    flat = [[item for parts in turn for part in parts for item in part] for turn in turns]
     found: list[Statement] = []
+    for start, end, steps in _runs(flat):
+        if steps is not None:
+            found.append(Loop(end - start, tuple(map(_advancing, flat[start], steps))))
+            continue
+        for parts in turns[start]:
+            for begin, close, inner in _runs(parts):
+                if inner is None:
+                    found += parts[begin]
+                else:
+                    body = tuple(map(_advancing, parts[begin], inner))
+                    found.append(Loop(close - begin, body))
+    return found
+
+
+def _runs(turns: Sequence[list[Step]]) -> Iterator[tuple[int, int, list[list[int]] | None]]:
+    """Yield runs of turns that differ by places only, and how these advance; None if it is one."""
     start = 0
     while start < len(turns):
         end, steps = start + 1, None
@@ -403,40 +459,41 @@ def _looped(turns: Sequence[list[Call | Move]]) -> list[Statement]:
             if new is None or steps not in (None, new):
                 break
             steps, end = new, end + 1
-        if steps is None:
-            found += turns[start]
-        else:
-            found.append(Loop(end - start, tuple(map(_advancing, turns[start], steps))))
+        yield start, end, steps
         start = end
-    return found
 
 
-def _places(item: Call | Move) -> tuple[Place, ...]:
-    return item.args if isinstance(item, Call) else (item.to, item.origin)
+def _places(item: Step) -> tuple[Place, ...]:
+    if isinstance(item, Call):
+        return item.args
+    return (item.to, item.origin) if isinstance(item, Move) else (item.to,)
 
 
-def _with_places(item: Call | Move, places: Sequence[Place]) -> Call | Move:
+def _with_places(item: Step, places: Sequence[Place]) -> Step:
     if isinstance(item, Call):
         return replace(item, args=tuple(places))
-    return replace(item, to=places[0], origin=places[1])
+    if isinstance(item, Move):
+        return replace(item, to=places[0], origin=places[1])
+    return replace(item, to=places[0])
 
 
-def _steps(one: list[Call | Move], other: list[Call | Move]) -> list[list[int]] | None:
+def _steps(one: list[Step], other: list[Step]) -> list[list[int]] | None:
     """Return by how many bytes the places of a turn advance; None if the turns differ otherwise."""
     found = []
     if len(one) != len(other):
         return None
     for a, b in zip(one, other, strict=True):
-        if type(a) is not type(b) or _with_places(b, _places(a)) != a:
+        if type(a) is not type(b) or len(_places(a)) != len(_places(b)):
             return None
         pairs = list(zip(_places(a), _places(b), strict=True))
-        if any(replace(p, offset=0) != replace(q, offset=0) or q.offset < p.offset
-               for p, q in pairs):  # fmt: skip
+        if _with_places(b, _places(a)) != a or any(
+            replace(p, offset=q.offset) != q or q.offset < p.offset for p, q in pairs
+        ):
             return None
         found.append([q.offset - p.offset for p, q in pairs])
     return found
 
 
-def _advancing(item: Call | Move, steps: list[int]) -> Call | Move:
+def _advancing(item: Step, steps: list[int]) -> Step:
     moved = zip(_places(item), steps, strict=True)
     return _with_places(item, [replace(place, step=step) for place, step in moved])
