@@ -8,8 +8,7 @@ results that are the same bit for bit.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from bnncc.topi_binary import borders, layout
 from bnncc.topi_binary.build import input_types, output_types
@@ -59,25 +58,44 @@ def inputs_by_rows(spec: Spec) -> list[str]:
     return found + constants + steps
 
 
-def window_rows(spec: Spec, rows: range) -> tuple[range, int, int]:
-    """Return the rows of data that are in the windows of some rows of the outputs.
+class Window(NamedTuple):
+    """The windows of a kernel, or of a part of it, along the rows of its data."""
 
-    Then how many rows of padding are in them, above the image and below it.
+    height: int
+    """Rows of the data."""
+    stride: int
+    above: int
+    """Rows of padding above the data."""
+    reach: int
+    """Rows from the first to the last of a window."""
+
+    def read(self, rows: range) -> tuple[range, int, int]:
+        """Return the rows of data that some rows of the outputs read.
+
+        Then how many rows of padding they read above the data and below.
+        """
+        first = rows.start * self.stride - self.above
+        last = (rows.stop - 1) * self.stride - self.above + self.reach if rows else first
+        inside = range(max(0, first), max(0, min(self.height, last)))
+        return inside, max(0, -first), max(0, last - self.height)
+
+
+def windows(spec: Spec) -> tuple[Window, ...]:
+    """Return the windows from the outputs to the data; none if each row depends on that row.
 
     Examples
     --------
-    >>> window_rows(BinaryConv2d(1, 8, 8, 32, 32, (3, 3), pads=(1, 1, 1, 1)), range(0, 2))
+    >>> (window,) = windows(BinaryConv2d(1, 8, 8, 32, 32, (3, 3), pads=(1, 1, 1, 1)))
+    >>> window.read(range(0, 2))
     (range(0, 3), 1, 0)
     """
-    above = below = 0
-    for stage in _stages(spec):
-        rows, above, below = _read(stage, rows)
-    return rows, above, below
-
-
-def data_rows(spec: Spec, rows: range) -> range:
-    """Return the rows of data that are in the windows of some rows of the outputs."""
-    return window_rows(spec, rows)[0]
+    return tuple(
+        Window(
+            stage.height, stage.strides[0], stage.pads[0],
+            stage.dilations[0] * (stage.kernel[0] - 1) + 1,
+        )
+        for stage in _stages(spec)
+    )  # fmt: skip
 
 
 def padded_by_zeros(spec: Spec) -> bool:
@@ -88,7 +106,6 @@ def padded_by_zeros(spec: Spec) -> bool:
     return isinstance(spec, Conv2d) and not spec.zero_points and bool(spec.pads[0] + spec.pads[2])
 
 
-@lru_cache(maxsize=4096)
 def band(spec: Spec, rows: range, padded: bool = False) -> Spec | None:
     """Return the spec of a kernel for some rows of the outputs of `spec`; None if there is none.
 
@@ -97,8 +114,8 @@ def band(spec: Spec, rows: range, padded: bool = False) -> Spec | None:
     if rows == range(spec.output_hw[0]) and not padded:
         return spec
     made, pads = rows, []
-    for stage in _stages(spec):
-        made, above, below = _read(stage, made)
+    for stage, window in zip(_stages(spec), windows(spec), strict=True):
+        made, above, below = window.read(made)
         if not made:
             return None  # only padding
         own = min(below, stage.pads[2])
@@ -141,15 +158,6 @@ def _stages(spec: Spec) -> list[Windowed]:
     if isinstance(spec, Conv2d) and spec.pool is not None:
         return [spec.pooling, spec.unpooled]
     return [spec] if isinstance(spec, Windowed) else []
-
-
-def _read(stage: Windowed, rows: range) -> tuple[range, int, int]:
-    """Return the rows that windows read, and how far they extend above and below the image."""
-    first = rows.start * stage.strides[0] - stage.pads[0]
-    reach = stage.dilations[0] * (stage.kernel[0] - 1) + 1
-    last = (rows.stop - 1) * stage.strides[0] - stage.pads[0] + reach if rows else first
-    inside = range(max(0, first), max(0, min(stage.height, last)))
-    return inside, max(0, -first), max(0, last - stage.height)
 
 
 def _same_constants(spec: Spec, part: Spec) -> bool:

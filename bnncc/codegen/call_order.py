@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ def planned(
     if target is None:
         return whole
 
+    @cache
     def fits(spec: Spec) -> bool:
         binary = isinstance(spec, BinaryConv2d) and not spec.per_image
         return not binary or spec.weight_order in weight_orders(spec, target)

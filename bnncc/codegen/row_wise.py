@@ -39,6 +39,12 @@ LONGEST = 12
 MOST_ROWS = 8
 """Maximum number of rows per band."""
 
+PRICE = 512
+"""Bytes of RAM that must be saved for one more kernel.
+
+It takes about 2 kB of flash, of which microcontrollers have about four times as much as of RAM.
+"""
+
 VALUE = ""
 """Root of places of values before memory is planned; their offset is the number of the value."""
 
@@ -58,6 +64,8 @@ class Traced:
     """If there is a spec: the results, including those that overwrite an operand."""
     finite: bool = True
     """Whether zeros in its data have no effect on sums: not if a weight is infinite."""
+    variants: dict[tuple[tuple[int, ...], bool], Spec | None] = field(default_factory=dict)
+    """Specs of its bands, by their shape, and whether the data have their padding."""
 
     @cached_property
     def over(self) -> list[int]:
@@ -86,7 +94,7 @@ class Traced:
         """Shape and dtype of the operands and results."""
         return bands.tensor_types(self.apart)
 
-    @property
+    @cached_property
     def height(self) -> int:
         """Rows of the results."""
         return self.apart.output_hw[0]
@@ -107,9 +115,29 @@ class Traced:
         data = number < self.apart.data_tensors and self.apart.data_layout == "NCHW"
         return math.prod(shape[3:] if data else shape[2:]) * itemsize(dtype)
 
+    @cached_property
+    def windows(self) -> tuple[bands.Window, ...]:
+        """From the results to the data."""
+        return bands.windows(self.apart)
+
+    def reads(self, rows: range) -> tuple[range, int, int]:
+        """Return the rows of data that some rows of the results read; padding above and below."""
+        above = below = 0
+        for window in self.windows:
+            rows, above, below = window.read(rows)
+        return rows, above, below
+
     def needs(self, by: str, rows: range) -> range:
         """Return the rows of an operand that some rows of the results need."""
-        return rows if by == bands.OUTPUT else bands.data_rows(self.apart, rows)
+        return rows if by == bands.OUTPUT else self.reads(rows)[0]
+
+    def shape_of(self, rows: range) -> tuple[int, ...]:
+        """Return what the kernel for some rows of the results depends on."""
+        found = [len(rows)]
+        for window in self.windows:
+            rows, above, below = window.read(rows)
+            found += len(rows), above, below
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -163,6 +191,8 @@ class Chain:
     """Bytes of the line buffer of each value that does not lie whole in memory."""
     collected: dict[tuple[int, int], int] = field(default_factory=dict)
     """Bytes for rows that are collected, by call and operand."""
+    kernels: set[tuple[str, Spec]] = field(default_factory=set)
+    """The kernels for bands: of what they are a part, and their specs."""
     padded: set[int] = field(default_factory=set)
     """Calls whose data are collected with their padding above and below."""
 
@@ -192,7 +222,10 @@ class Chain:
 
     def band(self, k: int, rows: range) -> Spec | None:
         """Return the spec of the kernel for some rows of the results of a call."""
-        return bands.band(self.calls[k].apart, rows, k in self.padded)
+        known, key = self.calls[k].variants, (self.calls[k].shape_of(rows), k in self.padded)
+        if key not in known:
+            known[key] = bands.band(self.calls[k].apart, rows, k in self.padded)
+        return known[key]
 
     def base(self, k: int, value: int, turn: int) -> int:
         """Return the first row in the line buffer of a value that call `k` makes, in a band."""
@@ -236,10 +269,11 @@ def chain(program: Program, first: int, last: int, rows: int, fits: Fits) -> Cha
         inside = any(place.offset in readers for place in data if place.root == VALUE)
         pads = not inside and len(data) == 1 and call.finite and bands.padded_by_zeros(call.apart)
         found.padded.update([k] * pads)
-        parts = {part for turn in found.turns for part in found.parts(k, turn)}
-        variants = [found.band(k, part) for part in parts]
+        parts = [part for turn in found.turns for part in found.parts(k, turn)]
+        variants = {call.shape_of(part): found.band(k, part) for part in parts}.values()
         if not all(variant is not None and fits(variant) for variant in variants):
             return None
+        found.kernels.update((call.kernel, spec) for spec in variants if spec is not None)
         for number, value in enumerate((place.offset for place in call.outs), len(call.ins)):
             if not whole(value):
                 most = max(done[k][turn] - found.base(k, value, turn) for turn in found.turns)
@@ -272,7 +306,8 @@ def chosen(program: Program, fits: Fits) -> list[Chain]:
     """Return chains that lower the peak of memory, in order; none if none does.
 
     Of the chains that contain the call with the peak, the one with the lowest peak is taken, until
-    none lowers it further. Bands then become as large as the peak allows.
+    none lowers it further; kernels for bands have their `PRICE`. Bands then become as large as the
+    peak allows.
     """
     known: dict[tuple[int, int, int], Chain | None] = {}
 
@@ -284,7 +319,9 @@ def chosen(program: Program, fits: Fits) -> list[Chain]:
 
     def peak(chains: Sequence[Chain]) -> tuple[int, int]:
         used = live(program, chains)
-        return max(used), used.count(max(used))
+        kernels = set[tuple[str, Spec]]().union(*(one.kernels for one in chains))
+        more = len(kernels) - len({kernel for kernel, _ in kernels})
+        return max(used) + PRICE * more, used.count(max(used))
 
     def others(chains: list[Chain]) -> Iterator[tuple[tuple[int, int], int, list[Chain]]]:
         used = live(program, chains)
@@ -392,7 +429,7 @@ def _part(
         by = call.kinds[number] if number < len(call.ins) else bands.OUTPUT
         here = place(operand)
         if (k, number) in one.collected:
-            read, above, below = bands.window_rows(call.apart, rows)
+            read, above, below = call.reads(rows)
             line, pieces = call.row_bytes(number), call.shapes[0][0][1] if call.scattered else 1
             to = Place("base", here.dtype, collected[one.first + k, number])
             args.append(to)
