@@ -10,7 +10,7 @@ import io
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import tvm
 from tvm import tirx
 
 from bnncc import report
-from bnncc.codegen import bare, c_kernels, c_text, call_order, pipeline
+from bnncc.codegen import bare, c_kernels, c_text, call_order, memory, pipeline
 from bnncc.codegen.arena import aligned
 from bnncc.codegen.c_text import Kernels, Named, Order, Sizes
 from bnncc.codegen.float_operations import in_software
@@ -90,6 +90,11 @@ class Bare:
             kernel = self.order.whole(name.removeprefix(f"{self.prefix}_"))
             found[kernel] = max(size, found.get(kernel, 0))
         return found
+
+    def activations(self, plan: memory.Plan) -> memory.Plan:
+        """Return the memory plan of an artifact with the sizes of this network's arena."""
+        calls = zip(plan.calls, self.order.live, strict=True)
+        return memory.Plan(tuple(replace(c, live=live) for c, live in calls), self.order.arena)
 
     @property
     def footprint(self) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class Order:
     live: list[int] = field(default_factory=list)
     """Bytes of the arena in use during each call of the network."""
     rows: list[int] = field(default_factory=list)
-    """For each call of the network, the rows of its results per band; 0 if it runs once."""
+    """For each call of the network, how many rows it computes at a time; 0 if all."""
     variants: dict[str, str] = field(default_factory=dict)
     """Kernels for bands, and the kernel of which each computes a part."""
 

@@ -212,7 +212,7 @@ def _placed(trace: _Trace, chains: Sequence[Chain]) -> tuple[Order, dict[str, ti
     by_first = {one.first: one for one in chains}
     order.rows = [0] * len(program.calls)
     for one in chains:
-        order.rows[one.first : one.last + 1] = [one.rows] * len(one.calls)
+        order.rows[one.first : one.last + 1] = one.units
     for number, call in enumerate(program.calls):
         if number in by_first:
             found = row_wise.statements(by_first[number], place, offsets, variants)

@@ -87,6 +87,8 @@ class Kernel:
     """Estimated microseconds on one thread, within a factor of two or so; None on GPUs."""
     reads: tuple[int, ...] = ()
     """Positions in the plan of the kernels whose results it reads."""
+    band_rows: int = 0
+    """If it runs row-wise (`bnncc.codegen.row_wise`): how many rows it computes at a time; else 0."""
 
 
 @dataclass(frozen=True)
