@@ -23,7 +23,6 @@ from bnncc.codegen import bare, c_kernels, c_text, call_order, memory, pipeline
 from bnncc.codegen.arena import aligned
 from bnncc.codegen.c_text import Kernels, Named, Order, Sizes
 from bnncc.codegen.float_operations import in_software
-from bnncc.errors import TargetError
 from bnncc.files import names_folder, write_atomic, write_folder
 from bnncc.runtime.manifest import TensorInfo
 from bnncc.runtime.selfcheck import Check, sample
@@ -195,11 +194,33 @@ def build(
     TargetError
         If the network needs TVM's runtime.
     """
+    row_wise = caller is None and not target.has_runtime
+    made = _built(module, target, name, inputs, outputs, caller, row_wise)
+    scratch = made.kernels.scratch
+    most = max(scratch, key=scratch.__getitem__, default="")
+    if (
+        most.removeprefix(f"{made.prefix}_") in made.order.variants
+    ):  # it may need more than it saves
+        whole = _built(module, target, name, inputs, outputs, caller, False)
+        return min(whole, made, key=lambda one: one.sizes.arena)
+    return made
+
+
+def _built(
+    module: tvm.IRModule,
+    target: TargetSpec,
+    name: str,
+    inputs: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
+    caller: Callable[[str, Order, Named, Named], tirx.PrimFunc] | None,
+    row_wise: bool,
+) -> Bare:
+    """Build a network, with kernels that may run row-wise or not; otherwise as `build`."""
     prefix = c_text.network_prefix(name)
     given = c_text.unique([c_text.identifier(t.name) for t in inputs], prefix, "in")
     made = c_text.unique([c_text.identifier(t.name) for t in outputs], prefix, "out", given)
     calls = pipeline.in_calls(module)
-    order, bands = call_order.planned(calls, given, made, target if caller is None else None)
+    order, bands = call_order.planned(calls, given, made, target if row_wise else None)
     scheduled, _ = pipeline.schedule(tvm.IRModule(bands), target, 1)
     called = {call.kernel for _, call in order.calls}
     functions = {

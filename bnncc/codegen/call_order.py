@@ -60,7 +60,16 @@ def planned(
 
     if not (chains := row_wise.chosen(trace.program, fits)):
         return whole
-    return min(whole, _placed(trace, chains), key=lambda found: found[0].arena)
+    return smaller(whole, _placed(trace, chains))
+
+
+Planned = tuple[Order, dict[str, tirx.PrimFunc]]
+"""What `planned` returns."""
+
+
+def smaller(whole: Planned, chained: Planned) -> Planned:
+    """Return the plan with the smaller arena."""
+    return chained if chained[0].arena < whole[0].arena else whole
 
 
 def _traced(module: tvm.IRModule, given: Sequence[str], made: Sequence[str]) -> _Trace:
