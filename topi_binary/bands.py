@@ -40,10 +40,13 @@ def has_bands(spec: Spec) -> bool:
     """Return whether some rows of the outputs of `spec` can be computed alone, as rows in NHWC."""
     if not isinstance(spec, _KINDS) or spec.n != 1 or (spec.rank, spec.output_rank) != (4, 4):
         return False
+    if isinstance(spec, Conv2d):
+        if spec.method == "filtered-2d":  # sums depend on the tile of rows
+            return False
+        if spec.operands == "int8" and not spec.zero_points:  # in units of the image's maximum
+            return False
     written = [s.layout for s in spec.all_steps if s.op in (*TENSORS, "store") or s.forms]
-    if isinstance(spec, Conv2d) and spec.method == "filtered-2d":  # sums depend on the tile of rows
-        return False
-    return spec.weight_order != layout.SLICED and set(written) <= {"NHWC"}
+    return spec.weight_order in layout.WEIGHT_ORDERS and set(written) <= {"NHWC"}
 
 
 def inputs_by_rows(spec: Spec) -> list[str]:

@@ -55,8 +55,9 @@ def planned(
 
     @cache
     def fits(spec: Spec) -> bool:
-        binary = isinstance(spec, BinaryConv2d) and not spec.per_image
-        return not binary or spec.weight_order in weight_orders(spec, target)
+        if not isinstance(spec, BinaryConv2d) or spec.per_image:
+            return True
+        return spec.weight_order in weight_orders(spec, target)
 
     if not (chains := row_wise.chosen(trace.program, fits)):
         return whole

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 from bnncc.codegen import arena
 from bnncc.codegen.arena import Span
@@ -81,8 +82,10 @@ class Traced:
     def apart(self) -> Spec:
         """The spec of a kernel that overwrites nothing."""
         assert self.spec is not None
-        steps = tuple(replace(s, in_place=False) if s.in_place else s for s in self.spec.steps)
-        return replace(self.spec, steps=steps) if steps != self.spec.steps else self.spec
+        spec: Any = self.spec  # not all kinds have steps
+        steps = tuple(replace(s, in_place=False) if s.in_place else s for s in spec.steps)
+        made: Spec = spec if steps == spec.steps else replace(spec, steps=steps)
+        return made
 
     @cached_property
     def kinds(self) -> list[str]:

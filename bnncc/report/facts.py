@@ -88,7 +88,7 @@ class Kernel:
     reads: tuple[int, ...] = ()
     """Positions in the plan of the kernels whose results it reads."""
     band_rows: int = 0
-    """How many rows it computes at a time if it runs row-wise (`bnncc.codegen.row_wise`); else 0."""
+    """How many rows it computes at a time, if not all (`bnncc.codegen.row_wise`); else 0."""
 
 
 @dataclass(frozen=True)
