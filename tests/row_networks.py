@@ -51,7 +51,7 @@ def chain_network(seed: object, layers: int = 4) -> onnx.ModelProto:
             pads = [1, 1, 1, 1]
         data = value
         if kind in ("binary", "residual"):
-            data = _signs(net, value, int(rng.integers(3)) if kind == "binary" else 0)
+            data = signs(net, value, int(rng.integers(3)) if kind == "binary" else 0)
         elif kind == "few":
             data = net.op("Clip", net.op("Round", value), net.const(0.0), net.const(3.0))
         weight = rng.standard_normal((out, channels, kernel, kernel))
@@ -89,7 +89,7 @@ def _pooled(net: Net, value: str, height: int, width: int) -> tuple[str, int, in
     stride, pad, ceil = int(rng.integers(1, 3)), int(rng.integers(2)), int(rng.integers(2))
     kernel = int(rng.integers(2, 4))
     if rng.random() < 0.5:
-        value = _signs(net, value, 0)
+        value = signs(net, value, 0)
     made = net.op(
         kind, value, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4, ceil_mode=ceil
     )
@@ -102,7 +102,7 @@ def _pooled(net: Net, value: str, height: int, width: int) -> tuple[str, int, in
     return made, size(height), size(width)
 
 
-def _signs(net: Net, value: str, zero: int) -> str:
+def signs(net: Net, value: str, zero: int = 0) -> str:
     """Return signs: +1 or -1 for 0, or 0 for it."""
     if zero == 2:
         return net.op("Sign", value)

@@ -104,7 +104,8 @@ def windows(spec: Spec) -> tuple[Window, ...]:
 def padded_by_zeros(spec: Spec) -> bool:
     """Return whether rows of zeros around the data have the effect of padding.
 
-    A sum of float products that starts at 0 is never -0, so that adding 0 to it changes nothing.
+    Weights are finite, and a sum of float products that starts at 0 is never -0: so adding their
+    products with 0 changes nothing.
     """
     return isinstance(spec, Conv2d) and not spec.zero_points and bool(spec.pads[0] + spec.pads[2])
 

@@ -19,7 +19,7 @@ from bnncc.errors import TargetError
 from bnncc.schedules import weight_orders
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.definitions import define
-from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Spec, from_json
+from bnncc.topi_binary.spec import BinaryConv2d, Spec, from_json
 
 
 def planned(
@@ -98,7 +98,6 @@ class _Trace:
         self.program = Program([], [], set())
         self._module = module
         self._constants: dict[Any, Place] = {}
-        self._arrays: dict[int, np.ndarray] = {}  # by offset
         self._newest: dict[int, int] = {}  # by value: the one that overwrites it
 
     def binding(self, var: Any, expr: Any) -> None:
@@ -141,7 +140,6 @@ class _Trace:
         array = np.ascontiguousarray(expr.value.numpy())
         self.weights.append(array)
         start = self.weight_bytes
-        self._arrays[start] = array
         self.weight_bytes += aligned(array.nbytes)
         return Place("constants", str(expr.ty.dtype), start)
 
@@ -165,9 +163,6 @@ class _Trace:
         attrs = self._module[kernel].attrs or {}
         spec = from_json(str(attrs[pipeline.SPEC])) if pipeline.SPEC in attrs else None
         call = Traced(kernel, spec, args)
-        if isinstance(spec, Conv2d):
-            weight = self._arrays.get(args[spec.weight_position].offset)
-            call.finite = weight is not None and bool(np.isfinite(weight).all())
         fresh = iter(call.args[len(call.ins) :])
         for over in call.over:
             if over < 0:

@@ -63,8 +63,6 @@ class Traced:
     """As the kernel takes them."""
     outs: list[Place] = field(default_factory=list)
     """If there is a spec: the results, including those that overwrite an operand."""
-    finite: bool = True
-    """Whether zeros in its data have no effect on sums: not if a weight is infinite."""
     variants: dict[tuple[tuple[int, ...], bool], Spec | None] = field(default_factory=dict)
     """Specs of its bands, by their shape, and whether the data have their padding."""
 
@@ -270,7 +268,7 @@ def chain(program: Program, first: int, last: int, rows: int, fits: Fits) -> Cha
     for k, call in enumerate(calls):
         data = call.ins[: call.apart.data_tensors]
         inside = any(place.offset in readers for place in data if place.root == VALUE)
-        pads = not inside and len(data) == 1 and call.finite and bands.padded_by_zeros(call.apart)
+        pads = not inside and len(data) == 1 and bands.padded_by_zeros(call.apart)
         found.padded.update([k] * pads)
         parts = [part for turn in found.turns for part in found.parts(k, turn)]
         variants = {call.shape_of(part): found.band(k, part) for part in parts}.values()
