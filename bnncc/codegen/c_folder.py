@@ -235,7 +235,7 @@ def _turns(step: int) -> str:
 def _move(one: Move, pointer: Callable[[Place], str]) -> list[str]:
     """Return C code for a copy."""
     if one.count == 1:
-        return [f"memmove({pointer(one.to)}, {pointer(one.origin)}, {one.size});"]
+        return [f"memcpy({pointer(one.to)}, {pointer(one.origin)}, {one.size});"]
     unit = itemsize(one.to.dtype)
     to, origin = (
         f"{pointer(place)} + {apart // unit} * piece"

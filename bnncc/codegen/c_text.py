@@ -54,7 +54,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Move:
-    """A copy of `count` pieces of memory; a single piece may overlap its destination."""
+    """A copy of `count` pieces of memory, in order; no piece overlaps its own destination."""
 
     to: Place
     origin: Place

@@ -464,8 +464,19 @@ def _kept(
         size = one.calls[k].row_bytes(number)
         start = place(one.calls[k].outs[number - len(one.calls[k].ins)])
         if base < keeps < one.done[k][turn]:
-            origin = replace(start, offset=start.offset + (keeps - base) * size)
-            items.append(Move(start, origin, (one.done[k][turn] - keeps) * size))
+            items += _shifted(start, (keeps - base) * size, (one.done[k][turn] - keeps) * size)
+    return items
+
+
+def _shifted(to: Place, distance: int, size: int) -> list[Step]:
+    """Return copies to `to` of what is `distance` bytes behind it, in pieces that do not overlap."""
+    pieces, rest = divmod(size, distance)
+    apart = distance, distance
+    items: list[Step] = []
+    for count, start, piece in ((pieces, 0, distance), (rest > 0, pieces * distance, rest)):
+        here = replace(to, offset=to.offset + start)
+        origin = replace(here, offset=here.offset + distance)
+        items += [Move(here, origin, piece, int(count), apart)] * (count > 0)
     return items
 
 
