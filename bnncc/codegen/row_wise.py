@@ -469,7 +469,7 @@ def _kept(
 
 
 def _shifted(to: Place, distance: int, size: int) -> list[Step]:
-    """Return copies to `to` of what is `distance` bytes behind it, in pieces that do not overlap."""
+    """Return copies to `to` of what lies `distance` bytes behind it, in pieces without overlap."""
     pieces, rest = divmod(size, distance)
     apart = distance, distance
     items: list[Step] = []
