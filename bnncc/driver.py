@@ -311,8 +311,9 @@ def compile_c(
         made.module, target, name=Path(network.name).stem,
         inputs=network.inputs, outputs=network.outputs, selfcheck=network.checks.repeated,
     )  # fmt: skip
+    planned = replace(made, activations=bare.activations(made.activations))
     content = report.build(
-        _plan(made, bare.scratch), model=network.name, target=target.name,
+        _plan(planned, bare.scratch, bare.order.rows), model=network.name, target=target.name,
         code=code, selfcheck=c_folder.check_bytes(files),
     )  # fmt: skip
     if form == "c" and target.has_known_size:
@@ -608,14 +609,17 @@ def _counted(network: Lowered) -> Counter[str]:
     return Counter(call.spec for call in network.calls if call.spec)
 
 
-def _plan(made: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
+def _plan(
+    made: _Scheduled, workspace: Mapping[str, int], band_rows: Sequence[int] = ()
+) -> report.Plan:
     """Collect what the report says of kernels, layers and bytes."""
     network, activations = made.lowered, made.activations
     physical = network.physical
     macs = {layer.name: layer.macs for layer in network.layers}
     ours = iter([n for n in physical.nodes if n.op == KERNEL])
     kernels, made_by = [], {}
-    for call, used in zip(network.calls, activations.calls, strict=True):
+    bands = band_rows or [0] * len(network.calls)
+    for call, used, rows in zip(network.calls, activations.calls, bands, strict=True):
         covers = next(ours).covers if call.spec else ()
         made_by.update(dict.fromkeys(covers, call.name))
         args = tuple(report.KernelArg(shape, dtype) for shape, dtype in call.args)
@@ -631,6 +635,7 @@ def _plan(made: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
                 input_bytes=used.inputs, output_bytes=used.outputs, workspace_bytes=scratch,
                 live_bytes=used.live + scratch, reference_memory=bitstream(spec),
                 estimated_us=estimate if estimate is None else round(estimate, 3), reads=call.reads,
+                band_rows=rows,
             )
         )  # fmt: skip
     binary = {

@@ -10,7 +10,7 @@ C's library than ``string.h`` and ``math.h``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import tvm
 
 from bnncc._version import __version__
 from bnncc.codegen import c_network
+from bnncc.codegen.arena import aligned
 from bnncc.codegen.c_kernels import PRELUDE, literal
 from bnncc.codegen.c_network import Bare, SelfCheckMaker
 from bnncc.codegen.c_text import (
@@ -25,10 +26,15 @@ from bnncc.codegen.c_text import (
     C_ALIGNMENT,
     C_TYPES,
     PLACES,
+    Clear,
+    Loop,
+    Move,
     Place,
+    Statement,
     arguments,
     extents,
     harmless,
+    itemsize,
 )
 from bnncc.ir.halves import COARSE
 from bnncc.runtime.manifest import TensorInfo
@@ -164,16 +170,21 @@ def _source(made: Bare, target: TargetSpec) -> str:
     ]  # fmt: skip
     for number, weights in enumerate(order.weights):
         names[start] = f"weights_{number}" if portable else f"{made.weights_symbol} + {start}"
-        start += c_network.aligned(weights.nbytes)
+        start += aligned(weights.nbytes)
         if portable:
             lines += [*array(f"static const {{}} weights_{number}", weights), ""]
 
     def pointer(place: Place, const: bool = True) -> str:
+        unit = itemsize(place.dtype)
         if place.root == "base":
-            return f"({C_TYPES[place.dtype]} *)(void *)(base + {place.offset})"
+            start = f"base + {place.offset}{_turns(place.step)}"
+            return f"({C_TYPES[place.dtype]} *)(void *)({start})"
         if place.root != "constants":
-            return place.root
-        stored = names[place.offset]
+            start = f" + {place.offset // unit}" if place.offset else ""
+            return f"{place.root}{start}{_turns(place.step // unit)}"
+        begin = max(start for start in names if start <= place.offset)
+        inside = (place.offset - begin) // (unit if portable else 1)
+        stored = names[begin] + (f" + {inside}" if inside else "")
         if portable:
             return stored
         return f"(const void *)({stored})" if const else f"(void *)({stored})"
@@ -186,11 +197,21 @@ def _source(made: Bare, target: TargetSpec) -> str:
         "  unsigned char *base = (unsigned char *)arena;", "  int32_t failed = 0;", "  (void)base;",
         f"  if ({missing} || (uintptr_t)arena % {upper}_ALIGNMENT) return {upper}_BAD_POINTER;",
     ]  # fmt: skip
-    for kernel, args in order.calls:
-        symbol = f"{prefix}_{kernel}"
+
+    def written(one: Statement) -> list[str]:
+        if isinstance(one, Loop):
+            body = [f"  {line}" for part in one.body for line in written(part)]
+            return [f"  for (size_t turn = 0; turn < {one.times}; ++turn) {{", *body, "  }"]
+        if isinstance(one, Move):
+            return [f"  {line}" for line in _move(one, pointer)]
+        if isinstance(one, Clear):
+            return [f"  memset({pointer(one.to)}, 0, {one.size});"]
+        symbol = f"{prefix}_{one.kernel}"
         const = [p.startswith("const ") for p in made.kernels.parameters[symbol]]
-        taken = ", ".join([*map(pointer, args, const), f"base + {made.sizes.tensors}"])
-        lines += [f"  failed = {symbol}({taken});", "  if (failed) return failed;"]
+        taken = ", ".join([*map(pointer, one.args, const), f"base + {made.sizes.tensors}"])
+        return [f"  failed = {symbol}({taken});", "  if (failed) return failed;"]
+
+    lines += [line for one in order.statements for line in written(one)]
     for to, origin, size in order.copies:
         lines.append(f"  memcpy({pointer(to)}, {pointer(origin)}, {size});")
     lines += [
@@ -205,6 +226,26 @@ def _source(made: Bare, target: TargetSpec) -> str:
         '    default: return "unknown code";', "  }", "}", "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _turns(step: int) -> str:
+    """Return C code for how far a place has advanced in a loop."""
+    return f" + {step} * turn" if step else ""
+
+
+def _move(one: Move, pointer: Callable[[Place], str]) -> list[str]:
+    """Return C code for a copy."""
+    if one.count == 1:
+        return [f"memcpy({pointer(one.to)}, {pointer(one.origin)}, {one.size});"]
+    unit = itemsize(one.to.dtype)
+    to, origin = (
+        f"{pointer(place)} + {apart // unit} * piece"
+        for place, apart in zip((one.to, one.origin), one.apart, strict=True)
+    )
+    return [
+        f"for (size_t piece = 0; piece < {one.count}; ++piece) {{",
+        f"  memcpy({to}, {origin}, {one.size});", "}",
+    ]  # fmt: skip
 
 
 def array(head: str, value: np.ndarray) -> list[str]:

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax, tirx
+from tvm import tirx
 
 from bnncc import report
-from bnncc.codegen import bare, c_kernels, c_text, memory, pipeline
-from bnncc.codegen.c_text import ALIGNMENT, Kernels, Named, Order, Place, Sizes
+from bnncc.codegen import bare, c_kernels, c_text, call_order, memory, pipeline
+from bnncc.codegen.arena import aligned
+from bnncc.codegen.c_text import Kernels, Named, Order, Sizes
 from bnncc.codegen.float_operations import in_software
 from bnncc.codegen.object_size import loaded_bytes
-from bnncc.errors import TargetError
 from bnncc.files import names_folder, write_atomic, write_folder
 from bnncc.runtime.manifest import TensorInfo
 from bnncc.runtime.selfcheck import Check, sample
@@ -84,7 +84,17 @@ class Bare:
         return self._by_kernel(self.kernels.scratch)
 
     def _by_kernel(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        return {kernel.removeprefix(f"{self.prefix}_"): size for kernel, size in sizes.items()}
+        """Return the largest size of each kernel of the network, of those that compute parts."""
+        found: dict[str, int] = {}
+        for name, size in sizes.items():
+            kernel = self.order.whole(name.removeprefix(f"{self.prefix}_"))
+            found[kernel] = max(size, found.get(kernel, 0))
+        return found
+
+    def activations(self, plan: memory.Plan) -> memory.Plan:
+        """Return the memory plan of an artifact with the sizes of this network's arena."""
+        calls = zip(plan.calls, self.order.live, strict=True)
+        return memory.Plan(tuple(replace(c, live=live) for c, live in calls), self.order.arena)
 
     @property
     def footprint(self) -> dict[str, Any]:
@@ -116,11 +126,10 @@ class Bare:
     @property
     def _soft_floats(self) -> dict[str, int]:
         """Upper bound of float operations that the processor computes in software, by kernel."""
-        kinds, calls = in_software(self.library), Counter(kernel for kernel, _ in self.order.calls)
-        count = {
-            kernel: times * sum(self.kernels.floats[f"{self.prefix}_{kernel}"][k] for k in kinds)
-            for kernel, times in calls.items()
-        }
+        kinds, count = in_software(self.library), Counter[str]()
+        for times, call in self.order.calls:
+            of = self.kernels.floats[f"{self.prefix}_{call.kernel}"]
+            count[self.order.whole(call.kernel)] += times * sum(of[kind] for kind in kinds)
         return {kernel: number for kernel, number in count.items() if number}
 
     @property
@@ -131,7 +140,7 @@ class Bare:
         registers.
         """
         word = 8 if self.library[4] == 2 else 4  # ELF class
-        longest = max((len(args) for _, args in self.order.calls), default=0)
+        longest = max((len(call.args) for _, call in self.order.calls), default=0)
         return word * (1 + len(self.given) + len(self.made) + longest + 1 + 8)
 
     def pairs(
@@ -186,15 +195,38 @@ def build(
     TargetError
         If the network needs TVM's runtime.
     """
+    row_wise = caller is None and not target.has_runtime
+    made = _built(module, target, name, inputs, outputs, caller, row_wise)
+    scratch = made.kernels.scratch
+    most = max(scratch, key=scratch.__getitem__, default="")
+    if (
+        most.removeprefix(f"{made.prefix}_") in made.order.variants
+    ):  # it may need more than it saves
+        whole = _built(module, target, name, inputs, outputs, caller, False)
+        return min(whole, made, key=lambda one: one.sizes.arena)
+    return made
+
+
+def _built(
+    module: tvm.IRModule,
+    target: TargetSpec,
+    name: str,
+    inputs: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
+    caller: Callable[[str, Order, Named, Named], tirx.PrimFunc] | None,
+    row_wise: bool,
+) -> Bare:
+    """Build a network, with kernels that may run row-wise or not; otherwise as `build`."""
     prefix = c_text.network_prefix(name)
     given = c_text.unique([c_text.identifier(t.name) for t in inputs], prefix, "in")
     made = c_text.unique([c_text.identifier(t.name) for t in outputs], prefix, "out", given)
-    planned = pipeline.planned(module)
-    order = _order(planned, given, made)
-    called = {kernel for kernel, _ in order.calls}
+    calls = pipeline.in_calls(module)
+    order, bands = call_order.planned(calls, given, made, target if row_wise else None)
+    scheduled, _ = pipeline.schedule(tvm.IRModule(bands), target, 1)
+    called = {call.kernel for _, call in order.calls}
     functions = {
         f"{prefix}_{var.name_hint}": func
-        for var, func in planned.functions_items()
+        for var, func in (*calls.functions_items(), *scheduled.functions_items())
         if isinstance(func, tirx.PrimFunc) and var.name_hint in called
     }
     ios = [*zip(given, inputs, strict=True)], [*zip(made, outputs, strict=True)]
@@ -230,15 +262,6 @@ def archive(content: Mapping[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-_FRESH = ""
-"""Root of places to which outputs may be written directly; its offset is an index."""
-
-
-def aligned(size: int) -> int:
-    """Round `size` up to a multiple of `ALIGNMENT`."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
 def weight_bytes(order: Order) -> bytes:
     """Return all constants, each at a multiple of `ALIGNMENT`."""
     return b"".join(_padded(w.tobytes()) for w in order.weights)
@@ -246,90 +269,3 @@ def weight_bytes(order: Order) -> bytes:
 
 def _padded(data: bytes) -> bytes:
     return data + bytes(aligned(len(data)) - len(data))
-
-
-def _order(module: tvm.IRModule, given: Sequence[str], made: Sequence[str]) -> Order:
-    """Derive the calls from ``main`` after memory planning."""
-    main, order = module["main"], Order()
-    tensors: dict[Any, Any] = {}  # by variable: an expression, or a tuple of expressions
-    storages: dict[Any, int] = {}
-    constants: dict[Any, Place] = {}
-    fresh: list[Any] = []  # places to which outputs may be written directly
-
-    def place(kind: str, size: int) -> Place:
-        order.arena += aligned(size)
-        return Place("base", kind, order.arena - aligned(size))
-
-    def constant(value: Any) -> Place:
-        array = np.ascontiguousarray(value.value.numpy())
-        order.weights.append(array)
-        start = order.weight_bytes
-        order.weight_bytes += aligned(array.nbytes)
-        return Place("constants", str(value.ty.dtype), start)
-
-    def held(expr: Any) -> Any:
-        if isinstance(expr, relax.Tuple):
-            return tuple(held(f) for f in expr.fields)
-        if isinstance(expr, relax.TupleGetItem):
-            return held(expr.tuple_value)[expr.index]
-        if isinstance(expr, relax.Var):
-            return tensors[expr]
-        if expr not in constants:
-            constants[expr] = constant(expr)
-        return constants[expr]
-
-    for var, name in zip(main.params, given, strict=True):
-        tensors[var] = Place(name, str(var.ty.dtype))
-    for block in main.body.blocks:
-        for binding in block.bindings:
-            var, value = binding.var, binding.value
-            op = str(getattr(getattr(value, "op", None), "name", ""))
-            if op == "relax.memory.alloc_storage":
-                storages[var] = order.arena
-                order.arena += aligned(memory.product(value.args[0].values))
-            elif op == "relax.memory.alloc_tensor":
-                start = storages[value.args[0]] + int(value.args[1].value)
-                tensors[var] = Place("base", str(var.ty.dtype), start)
-            elif op == "relax.builtin.alloc_tensor":
-                tensors[var] = Place(_FRESH, str(var.ty.dtype), len(fresh))
-                fresh.append(var)
-            elif isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
-                kernel = value.op.name_hint
-                order.calls.append((kernel, [held(a) for a in value.args]))
-            elif op in ("relax.reshape", "relax.memory.view"):
-                tensors[var] = replace(held(value.args[0]), dtype=str(var.ty.dtype))
-            elif isinstance(value, relax.Call) and not op.startswith("relax.memory.kill"):
-                raise TargetError(f"`{op or value.op}` needs TVM's runtime, which C code lacks")
-            elif not isinstance(value, relax.Call):
-                tensors[var] = held(value)
-    body = main.body.body
-    result = body.fields if isinstance(body, relax.Tuple) else None
-    whole = held(body)
-    results = [held(f) for f in result] if result is not None else _listed(whole)
-    kinds = _kinds(body.ty)
-    homes: dict[int, Place] = {}
-    for name, expr, kind in zip(made, results, kinds, strict=True):
-        output = Place(name, expr.dtype)
-        if expr.root == _FRESH and expr.offset not in homes:
-            homes[expr.offset] = output
-        else:
-            order.copies.append((output, expr, memory.tensor_bytes(kind)))
-    for number, var in enumerate(fresh):
-        if number not in homes:
-            homes[number] = place(str(var.ty.dtype), memory.tensor_bytes(var.ty))
-
-    def placed(expr: Place) -> Place:
-        return replace(homes[expr.offset], dtype=expr.dtype) if expr.root == _FRESH else expr
-
-    order.calls = [(kernel, [placed(e) for e in args]) for kernel, args in order.calls]
-    order.copies = [(to, placed(e), size) for to, e, size in order.copies]
-    return order
-
-
-def _listed(whole: Any) -> list[Any]:
-    """Return the elements of a function's result."""
-    return list(whole) if isinstance(whole, tuple) else [whole]
-
-
-def _kinds(kind: Any) -> list[Any]:
-    return list(kind.fields) if isinstance(kind, relax.TupleType) else [kind]

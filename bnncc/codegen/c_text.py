@@ -39,13 +39,59 @@ class Place:
     dtype: str
     offset: int = 0
     """In bytes."""
+    step: int = 0
+    """In a loop: by how many bytes it advances each time."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a kernel."""
+
+    kernel: str
+    args: tuple[Place, ...]
+    """A place for each of its tensors."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """A copy of `count` pieces of memory, in order; no piece overlaps its own destination."""
+
+    to: Place
+    origin: Place
+    size: int
+    """Bytes of each piece."""
+    count: int = 1
+    apart: tuple[int, int] = (0, 0)
+    """Bytes from one piece to the next, in the destination and in the origin."""
+
+
+@dataclass(frozen=True)
+class Clear:
+    """Zeros for `size` bytes."""
+
+    to: Place
+    size: int
+
+
+Step = Call | Move | Clear
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Statements that are executed several times."""
+
+    times: int
+    body: tuple[Step, ...]
+
+
+Statement = Step | Loop
 
 
 @dataclass
 class Order:
     """The calls of a network, with the place of every tensor."""
 
-    calls: list[tuple[str, list[Place]]] = field(default_factory=list)
+    statements: list[Statement] = field(default_factory=list)
     """In order."""
     copies: list[tuple[Place, Place, int]] = field(default_factory=list)
     """Outputs that are not written in place: destination, source, bytes."""
@@ -54,6 +100,22 @@ class Order:
     arena: int = 0
     weight_bytes: int = 0
     """`arena`, `weight_bytes`: sizes in bytes."""
+    live: list[int] = field(default_factory=list)
+    """Bytes of the arena in use during each call of the network."""
+    rows: list[int] = field(default_factory=list)
+    """For each call of the network, how many rows it computes at a time; 0 if all."""
+    variants: dict[str, str] = field(default_factory=dict)
+    """Kernels for bands, and the kernel of which each computes a part."""
+
+    @property
+    def calls(self) -> list[tuple[int, Call]]:
+        """The calls, and how often each is executed."""
+        loops = [s if isinstance(s, Loop) else Loop(1, (s,)) for s in self.statements]
+        return [(x.times, one) for x in loops for one in x.body if isinstance(one, Call)]
+
+    def whole(self, kernel: str) -> str:
+        """Return the kernel of the network that a kernel is, or computes a part of."""
+        return self.variants.get(kernel, kernel)
 
 
 @dataclass(frozen=True)
@@ -173,6 +235,11 @@ def arguments(given: Named, made: Named) -> list[str]:
 def harmless(name: str) -> str:
     """Return a name from the model in a form that is safe in a comment or table."""
     return re.sub(r"[^ -~]|[|`\\]|\*/|/\*", "?", name)
+
+
+def itemsize(dtype: str) -> int:
+    """Return the bytes of a number."""
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 def extents(tensor: TensorInfo) -> str:

@@ -217,6 +217,11 @@ def planned(module: tvm.IRModule) -> tvm.IRModule:
     return tvm.transform.Sequential(_plan_passes())(module)
 
 
+def in_calls(module: tvm.IRModule) -> tvm.IRModule:
+    """Return a scheduled module whose ``main`` calls kernels with all their tensors."""
+    return tvm.transform.Sequential(_plan_passes()[:-1])(module)
+
+
 def build(
     module: tvm.IRModule, target: TargetSpec
 ) -> tuple[relax.VMExecutable, dict[str, memory.Scratch]]:

@@ -64,9 +64,9 @@ def _caller(prefix: str, order: Order, given: Named, made: Named) -> tirx.PrimFu
         return tirx.handle_add_byte_offset(root, place.offset)
 
     body: list[tirx.Stmt] = []
-    for kernel, args in order.calls:
-        pointers = [pointer(place) for place in (*args, Place("base", "uint8", order.arena))]
-        failed = tirx.call_extern("int32", f"{prefix}_{kernel}{bare.LATER}", *pointers)
+    for _, call in order.calls:  # none is repeated
+        pointers = [pointer(place) for place in (*call.args, Place("base", "uint8", order.arena))]
+        failed = tirx.call_extern("int32", f"{prefix}_{call.kernel}{bare.LATER}", *pointers)
         left = tirx.Evaluate(tirx.tvm_throw_last_error())  # becomes `return -1`
         body.append(tirx.IfThenElse(failed != 0, left, None))
     for to, source, size in order.copies:

@@ -87,6 +87,8 @@ class Kernel:
     """Estimated microseconds on one thread, within a factor of about two; None on GPUs."""
     reads: tuple[int, ...] = ()
     """Positions in the plan of the kernels whose results it reads."""
+    band_rows: int = 0
+    """How many rows it computes at a time, if not all (`bnncc.codegen.row_wise`); else 0."""
 
 
 @dataclass(frozen=True)

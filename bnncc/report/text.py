@@ -135,11 +135,25 @@ def _totals(
             f"scratch; at most {memory['high_water_bytes']:,} in use at once, in "
             f"{memory['high_water_kernel'] or 'no kernel'}",
         ),
+        *_row_wise(report),
         ("file", f"{size['total']:,} bytes: " + ", ".join(f"{k} {size[k]:,}" for k in parts)),
         *(("sign(0)", f"{item['node']}: {item['decision']}") for item in report["sign_zero"]),
         *(("warning", line) for line in report["warnings"]),
     ]
     return [line for key, said in lines for line in wrapped(f"{key:9}{said}", width, " " * 9)]
+
+
+def _row_wise(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the kernels that run row-wise, by the number of rows that they compute at a time."""
+    by_rows: dict[int, list[str]] = {}
+    for kernel in report["kernels"]:
+        if rows := kernel.get("band_rows"):
+            by_rows.setdefault(rows, []).append(kernel["name"])
+    said = (
+        f"{rows} row{'s' * (rows > 1)} at a time: {', '.join(dict.fromkeys(names))}"
+        for rows, names in sorted(by_rows.items())
+    )
+    return [("row-wise", "; ".join(said))] if by_rows else []
 
 
 def _time(found: Sequence[Row], bench: Mapping[str, Any] | None) -> str:

@@ -213,7 +213,8 @@ def test_kernels_need_no_tvm(digits: Path) -> None:
 def test_call_order_is_that_of_the_report(digits: Path) -> None:
     network = compile_c(DIGITS / "digits.onnx", ARMV7)
     source = network.files["digits.c"].decode()
-    places = [source.index(f"digits_{k['name']}(") for k in network.report["kernels"]]
+    kernels = network.report["kernels"]  # those for some rows have a number
+    places = [re.search(rf"digits_{k['name']}(_rows\d+)?\(", source).start() for k in kernels]
     assert places == sorted(places)
     assert network.report["bytes"]["total"] == (digits / "digits.tar").stat().st_size
 
