@@ -631,6 +631,7 @@ def _plan(made: _Scheduled, workspace: Mapping[str, int]) -> report.Plan:
                 input_bytes=used.inputs, output_bytes=used.outputs, workspace_bytes=scratch,
                 live_bytes=used.live + scratch, reference_memory=bitstream(spec),
                 estimated_us=estimate if estimate is None else round(estimate, 3), reads=call.reads,
+                sizes=call.sizes,
             )
         )  # fmt: skip
     binary = {

@@ -87,6 +87,8 @@ class Kernel:
     """Estimated microseconds on one thread, within a factor of two or so; None on GPUs."""
     reads: tuple[int, ...] = ()
     """Positions in the plan of the kernels whose results it reads."""
+    sizes: tuple[tuple[int, str], ...] = ()
+    """Other arguments, which are symbolic sizes: position in the call, and symbol."""
 
 
 @dataclass(frozen=True)
