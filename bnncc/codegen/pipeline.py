@@ -60,6 +60,8 @@ def legalize(module: tvm.IRModule, target: TargetSpec) -> tvm.IRModule:
     """
     register()
     ours = [f"relax.bnncc.{name}" for name in OPERATORS]
+    # A reshape is the same memory, but RewriteCUDAGraph captures nothing else than kernels.
+    views = [] if target.kind == "cuda" else ["relax.reshape"]
     first = [transform.DecomposeOpsForInference(), transform.CanonicalizeBindings()]
     with tvm_target(target):
         module = tvm.transform.Sequential([*first, backend.DispatchSortScan()])(module)
@@ -72,7 +74,7 @@ def legalize(module: tvm.IRModule, target: TargetSpec) -> tvm.IRModule:
             transform.FuseTIR(),
             # It cannot analyse our kernels, so it runs before they are legalized.
             transform.RewriteDataflowReshape(),
-            transform.LegalizeOps(skip_ops=["relax.reshape"]),
+            transform.LegalizeOps(skip_ops=views),
             transform.DeadCodeElimination(["main"]),
         ]
     )(module)
