@@ -636,6 +636,7 @@ def _plan(
                 live_bytes=used.live + scratch, reference_memory=bitstream(spec),
                 estimated_us=estimate if estimate is None else round(estimate, 3), reads=call.reads,
                 band_rows=rows,
+                sizes=call.sizes,
             )
         )  # fmt: skip
     binary = {

@@ -4,8 +4,8 @@ Chains of elementwise blocks are inlined; each remaining block is scheduled sepa
 blocks are vectorized along their last axis, transpositions in strips of it. A reduction keeps a
 tile of accumulators in registers if adjacent outputs read adjacent inputs (matrix products,
 channels-last pooling). If the reduced axis is contiguous, it is split into as many partial sums as
-a vector has lanes. A step that TVM refuses is skipped, so there is always a result, and it computes
-the same.
+a vector has lanes; they stay in a register, and are added in pairs. A step that TVM refuses is
+skipped, so there is always a result, and it computes the same.
 """
 
 from __future__ import annotations
@@ -356,17 +356,33 @@ def _tile(sch: s_tir.Schedule, block: Block, nest: Nest, lanes: int, parallel: b
 def _partial_sums(
     sch: s_tir.Schedule, block: Block, nest: Nest, lanes: int, parallel: bool
 ) -> None:
-    """Reduce into one partial sum per lane first."""
+    """Reduce into a vector of partial sums for each result, and fold that in halves."""
     spatial, reduced = nest
     size = _lanes_of(_extent(sch, reduced[-1]), lanes)
     if not size or _extent(sch, reduced[-1]) < 2 * size:
         if parallel and spatial:
             sch.parallel(spatial[0])
         return
+    # 2 tile
     _, lane = sch.split(reduced[-1], [None, size])
-    partial = sch.rfactor(lane, len(spatial))
-    loops = sch.get_loops(partial)
-    sch.vectorize(loops[-1])
+    parts = [sch.rfactor(lane, len(spatial))]
+    while size > 2:
+        size //= 2
+        _, lane = sch.split(sch.get_loops(block)[-1], [2, size])
+        parts.append(sch.rfactor(lane, len(spatial)))
+    # 3 stage
+    for part in reversed(parts) if spatial else ():
+        sch.compute_at(part, sch.get_loops(block)[len(spatial) - 1])
+    # 5 vectorize, unroll, parallel
     if parallel and spatial:
-        sch.parallel(loops[0])
-    sch.decompose_reduction(partial, loops[len(spatial)])
+        sch.parallel(sch.get_loops(block)[0])
+    for number, part in enumerate(parts):
+        *steps, lane = sch.get_loops(part)[len(spatial) :]
+        if spatial:  # `compute_at` put the lanes first
+            steps, lane = [*steps[1:], lane], steps[0]
+            sch.reorder(*steps, lane)
+        sch.vectorize(lane)
+        if number:
+            sch.unroll(steps[0])
+        sch.decompose_reduction(part, steps[0])
+    sch.unroll(sch.get_loops(block)[-1])

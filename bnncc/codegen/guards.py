@@ -7,14 +7,16 @@ clipped, and a divisor is never 0, nor -1 for the smallest integer, which traps 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import tvm_ffi
 from tvm import relax, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
+from bnncc.codegen.sizes import symbols_of
 from bnncc.ir.demands import MARK, Demand
 
 _OPAQUE = 8
@@ -41,11 +43,9 @@ def checked(bb: relax.BlockBuilder, demand: Demand, value: Any, sizes: Sequence[
     """
     name = "check_divisor" if not demand.sizes else "check_index"
     kernel = bb.add_func(_kernel(demand, value.ty, sizes), name)
-    symbols = [size for size in sizes if isinstance(size, tirx.Var)]
     bound = {str(d) for d in value.ty.shape.values if isinstance(d, tirx.Var)}
-    free = [s for s in dict.fromkeys(symbols) if str(s) not in bound]
-    more = {"tir_vars": relax.ShapeExpr(free)} if free else {}
-    return bb.emit(relax.call_tir(kernel, relax.Tuple([value]), out_ty=value.ty, **more))
+    free = [s for s in symbols_of(sizes) if str(s) not in bound]
+    return bb.emit(relax.call_tir(kernel, relax.Tuple([value, *free]), out_ty=value.ty))
 
 
 def inside(bb: relax.BlockBuilder, value: Any, sizes: Sequence[Any], *, wraps: bool) -> Any:
@@ -76,12 +76,16 @@ def _kernel(demand: Demand, kind: Any, sizes: Sequence[Any]) -> tirx.PrimFunc:
     shape = [int(d) if isinstance(d, tirx.IntImm) else tirx.Var(d.name, "int64")
              for d in kind.shape.values]  # fmt: skip
     named = {d.name: d for d in shape if isinstance(d, tirx.Var)}
-    limits = [s if isinstance(s, int) else named.setdefault(s.name, s) for s in sizes]
+    free = {s.name: tirx.Var(s.name, "int64") for s in symbols_of(sizes) if s.name not in named}
+    limits = [_renamed(size, named | free) for size in sizes]
     message = f"{MARK}{_plain(str(demand))}"
     with IRBuilder() as builder:
         with T.prim_func(s_tir=True):
             T.func_attr({"op_pattern": _OPAQUE, "tirx.is_scheduled": True})
-            given, made = (T.arg(name, T.buffer(shape, dtype)) for name in ("given", "checked"))
+            given = T.arg("given", T.buffer(shape, dtype))
+            for name, size in free.items():
+                T.arg(name, size)
+            made = T.arg("checked", T.buffer(shape, dtype))
             whole = tuple(slice(0, extent) for extent in shape)
             with T.sblock("check"):
                 T.reads(given[whole])
@@ -92,6 +96,13 @@ def _kernel(demand: Demand, kind: Any, sizes: Sequence[Any]) -> tirx.PrimFunc:
                     with T.Assert(ok, message, "ValueError"):
                         T.buffer_store(made, result, place)
         return builder.get()
+
+
+def _renamed(size: Any, named: Mapping[str, tirx.Var]) -> Any:
+    """Return a size with other variables of the same names."""
+    if isinstance(size, int):
+        return size
+    return tvm_ffi.structural_map(size, (tirx.Var, lambda var: named[var.name]))
 
 
 def _judged(

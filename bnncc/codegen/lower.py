@@ -48,6 +48,7 @@ def to_relax(graph: Graph, *, checks: bool = True) -> tvm.IRModule:
         If TVM's importer cannot convert a node, or a check is needed that cannot be made; the
         message names the node.
     """
+    ops.register()
     return _Lowering(graph, checks).run()
 
 

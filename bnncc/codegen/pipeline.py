@@ -17,6 +17,7 @@ from bnncc.codegen import gpu, memory
 from bnncc.codegen.arguments import mark_trusting
 from bnncc.codegen.ops import register
 from bnncc.codegen.outputs import with_outputs
+from bnncc.ir import dims
 from bnncc.records.database import Records
 from bnncc.targets.gpus import shared_bytes
 from bnncc.targets.spec import TargetSpec
@@ -38,6 +39,8 @@ class KernelCall:
     """Shapes and types of all tensors in call order, outputs last; str dimensions are symbolic."""
     reads: tuple[int, ...] = ()
     """Indices of the calls whose results it reads."""
+    sizes: tuple[tuple[int, str], ...] = ()
+    """Arguments that are symbolic sizes: position among all arguments, and symbol."""
 
 
 def legalize(module: tvm.IRModule, target: TargetSpec) -> tvm.IRModule:
@@ -57,6 +60,8 @@ def legalize(module: tvm.IRModule, target: TargetSpec) -> tvm.IRModule:
     """
     register()
     ours = [f"relax.bnncc.{name}" for name in OPERATORS]
+    # A reshape is the same memory, but RewriteCUDAGraph captures nothing else than kernels.
+    views = [] if target.kind == "cuda" else ["relax.reshape"]
     first = [transform.DecomposeOpsForInference(), transform.CanonicalizeBindings()]
     with tvm_target(target):
         module = tvm.transform.Sequential([*first, backend.DispatchSortScan()])(module)
@@ -69,7 +74,7 @@ def legalize(module: tvm.IRModule, target: TargetSpec) -> tvm.IRModule:
             transform.FuseTIR(),
             # It cannot analyse our kernels, so it runs before they are legalized.
             transform.RewriteDataflowReshape(),
-            transform.LegalizeOps(),
+            transform.LegalizeOps(skip_ops=views),
             transform.DeadCodeElimination(["main"]),
         ]
     )(module)
@@ -186,11 +191,16 @@ def kernel_calls(module: tvm.IRModule) -> list[KernelCall]:
                 over = value.attrs.inplace_indices
                 outs = [kind for kind, index in zip(outs, over, strict=True) if int(index) < 0]
             kinds = [a.ty for a in value.args[1].fields if isinstance(a.ty, relax.TensorType)]
-            kinds += outs  # arguments that are not tensors are symbols in shapes
+            sizes = tuple(
+                (position, str(arg.name))
+                for position, arg in enumerate(value.args[1].fields)
+                if tvm.ir.is_prim_expr(arg)
+            )
+            kinds += outs
             reads = tuple(sorted(makers[binding.var]))
             makers[binding.var] = frozenset([len(calls)])
             args = tuple(_kind(k) for k in kinds)
-            calls.append(KernelCall(value.args[0].name_hint, spec, args, reads))
+            calls.append(KernelCall(value.args[0].name_hint, spec, args, reads, sizes))
     return calls
 
 
@@ -199,11 +209,13 @@ def _kind(kind: Any) -> tuple[tuple[int | str, ...], str]:
 
 
 def _dim(value: Any) -> int | str:
-    """Return a number, a symbol's name, or the value of an expression for a batch of one."""
-    if isinstance(value, tirx.IntImm):
-        return int(value)
+    """Return a dimension; 1 stands for symbols of one that is not a polynomial."""
     if isinstance(value, tirx.Var):
         return str(value.name)
+    if isinstance(value, tirx.Mul):
+        return dims.product((_dim(value.a), _dim(value.b)))
+    if isinstance(value, tirx.Add):
+        return dims.total((_dim(value.a), _dim(value.b)))
     return memory.at_one(value)
 
 

@@ -77,6 +77,8 @@ def source_of(expr: Expr, bb: relax.BlockBuilder) -> tuple[Expr, Place]:
     if made is None or rule is None or not _fixed(expr) or not _fixed(made.args[0]):
         return expr, _same
     source, inner = source_of(made.args[0], bb)
+    if rule is _reshaped and source.same_as(made.args[0]):
+        return expr, _same  # the same memory, with simpler indices
     outer = rule(made)
     return source, lambda at: inner(outer(at))
 

@@ -9,7 +9,7 @@ import onnx
 from onnx import AttributeProto
 
 from bnncc.errors import ModelError
-from bnncc.frontend import channels_last, qonnx
+from bnncc.frontend import channels_last, contrib, qonnx
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.pieces import Expression
 
@@ -20,7 +20,12 @@ _FLOAT, _STRING = AttributeProto.FLOAT, AttributeProto.STRING
 QONNX = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
 """Three names of one domain: the current one, the first one of Brevitas, and FINN's."""
 CHANNELS_LAST = ("qonnx.custom_op.channels_last",)
-MAX_VERSIONS = {**dict.fromkeys(QONNX, 2), **dict.fromkeys(CHANNELS_LAST, MAX_OPSET)}
+CONTRIB = "com.microsoft"
+"""ONNX Runtime's own domain. Its optimizer writes one of its operators in ONNX's domain."""
+MAX_VERSIONS = {
+    **dict.fromkeys(QONNX, 2), **dict.fromkeys((*CHANNELS_LAST, "", "ai.onnx"), MAX_OPSET),
+    CONTRIB: 1,
+}  # fmt: skip
 """Operators on channels-last images have the version of the ONNX operator."""
 
 
@@ -33,6 +38,10 @@ class Schema:
     required: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     optional: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """`required`, `optional`: by attribute, the types allowed in the file."""
+    absent: tuple[int, ...] = ()
+    """Inputs that may be empty."""
+    outputs: int = 1
+    """Maximum number of outputs; the first is required."""
 
 
 _MODE = {"rounding_mode": (_STRING,)}
@@ -93,7 +102,25 @@ _CHANNELS_LAST: dict[str, Schema] = {
         },
     ),
 }
+_EPSILON = {"epsilon": (_FLOAT,)}
+_SIMPLIFIED = Schema((2,), {}, {**_EPSILON, "axis": (_INT,), "stash_type": (_INT,)}, (), 2)
+_CONTRIB: dict[str, Schema] = {
+    "SimplifiedLayerNormalization": _SIMPLIFIED,
+    "SkipSimplifiedLayerNormalization": Schema((3, 4), {}, _EPSILON, (3,), 4),
+    "SkipLayerNormalization": Schema((3, 4, 5), {}, _EPSILON, (3, 4), 4),
+    "RotaryEmbedding": Schema(
+        (4,),
+        {},
+        {
+            **dict.fromkeys(("interleaved", "num_heads", "rotary_embedding_dim"), (_INT,)),
+            "is_packed_batching": (_INT,),
+            "scale": (_FLOAT,),
+        },
+    ),
+}
 _SCHEMAS = {
+    "SimplifiedLayerNormalization": _SIMPLIFIED,
+    **{f"{CONTRIB}::{op}": schema for op, schema in _CONTRIB.items()},
     **{f"{domain}::{op}": schema for domain in QONNX for op, schema in _GENERAL.items()},
     **{
         f"{domain}::{op}": schema
@@ -108,7 +135,7 @@ PRODUCTS = ("MatMul", "XnorPopcountMatMul")
 
 
 def known(op: str) -> bool:
-    """Whether ``domain::Op`` is supported."""
+    """Whether ``domain::Op``, or an ``Op`` that is not in ONNX's domain by right, is supported."""
     return op in _SCHEMAS
 
 
@@ -130,16 +157,19 @@ def check(node: onnx.NodeProto, name: str, version: int) -> None:
         If inputs, outputs or attributes are invalid.
     """
     where = f"{node.op_type} `{name}`"
-    schema = _SCHEMAS[f"{node.domain}::{node.op_type}"]
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    schema = _SCHEMAS[f"{domain}::{node.op_type}".removeprefix("::")]
     newest = MAX_VERSIONS[node.domain]
     if not 1 <= version <= newest:
         raise ModelError(f"{where}: version {version} of {node.domain}, expected 1 to {newest}")
-    if len(node.input) not in schema.inputs or not all(node.input):
+    lacking = [k for k, name in enumerate(node.input) if not name and k not in schema.absent]
+    if len(node.input) not in schema.inputs or lacking:
         counts = " or ".join(map(str, schema.inputs))
         found = sum(bool(i) for i in node.input)
         raise ModelError(f"{where}: has {found} inputs, expected {counts}")
-    if len(node.output) != 1 or not node.output[0]:
-        raise ModelError(f"{where}: has {len(node.output)} outputs, expected 1")
+    if not 1 <= len(node.output) <= schema.outputs or not node.output[0]:
+        wanted = "1" if schema.outputs == 1 else f"1 to {schema.outputs}"
+        raise ModelError(f"{where}: has {len(node.output)} outputs, expected {wanted}")
     given = {a.name: a.type for a in node.attribute}
     if len(given) != len(node.attribute):
         raise ModelError(f"{where}: an attribute is given twice")
@@ -184,5 +214,7 @@ def read(
     if op == "Im2Col":
         made, lowered[node.outputs[0]] = channels_last.im2col(write)
         return write.result(made)
+    if domain in (CONTRIB, ""):
+        return write.result(contrib.OPERATORS[op](write))
     module = channels_last if domain in CHANNELS_LAST or op in channels_last.OPERATORS else qonnx
     return write.result(module.OPERATORS[op](write))

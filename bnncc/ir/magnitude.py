@@ -8,6 +8,7 @@ terms that were rounded to compute it. Correct implementations differ by a few `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -187,15 +188,20 @@ def _moved(node: Node, ins: list[Array | None], errs: list[Array], out: Array, i
 
 def _summed(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
     present = [v for v in ins[:2] if v is not None]
-    magnitude: list[Array | None] = []
-    for value, err in zip(ins, errs, strict=True):
+    both = node.op in PRODUCTS and len(ins) > 1 and bool(errs[1].any())
+    size: list[Array | None] = []
+    for k, (value, err) in enumerate(zip(ins, errs, strict=True)):
         if value is None or value.dtype.kind != "f":
-            magnitude.append(value)
+            size.append(value)
         else:
-            magnitude.append((np.abs(value) + err).astype(np.float32))
+            size.append((np.abs(value) + (0 if both and k == 1 else err)).astype(np.float32))
     attrs = {k: abs(v) if k in ("alpha", "beta") else v for k, v in node.attrs.items()}
     twin = Node(node.op, node.inputs, node.outputs, attrs, node.name)
-    total = evaluate_node(twin, magnitude)[0].astype(np.float64)
+    total = evaluate_node(twin, size)[0].astype(np.float64)
+    if both and ins[0] is not None and ins[1] is not None:
+        shaken = np.broadcast_to(errs[1], ins[1].shape).astype(np.float32)
+        data = (np.abs(ins[0]) + _ROUNDING * errs[0]).astype(np.float32)
+        total = total + evaluate_node(twin, [data, shaken])[0]
     exact = not any(e.any() for e in errs) and float(total.max(initial=0.0)) < EXACT_BELOW
     whole = node.op in PRODUCTS or node.op == "ReduceSum"
     if exact and whole and all(map(_integers, present)) and _integers(out):
@@ -218,14 +224,75 @@ def _multiplied(node: Node, ins: list[Array | None], errs: list[Array], out: Arr
     if node.op == "Div":
         with np.errstate(all="ignore"):
             b = np.where(b > 0, 1 / b, 0.0)
-            errs = [errs[0], errs[1] * b * b]
+            part = np.minimum(_times(_ROUNDING * errs[1], b), 0.5)  # of the divisor
+            errs = [errs[0], _times(errs[1], b * b) / (1 - part)]
     # If a factor is 0 up to rounding, its square is 0 up to the square of that.
-    err = errs[0] * b + a * errs[1] + _ROUNDING * errs[0] * errs[1]
+    err = _times(errs[0], b) + _times(a, errs[1]) + _ROUNDING * _times(errs[0], errs[1])
     if powers_of_two(b) or (node.op == "Mul" and powers_of_two(a)):
         return err
     if node.op == "Mul" and _integers(a) and _integers(b) and float(out.max(initial=0)) < 2**24:
         return err
     return err + np.maximum(np.abs(out), a * b)  # the result may have underflowed to 0
+
+
+def _times(a: Array, b: Array) -> Array:
+    """Multiply sizes; 0 times what has no bound is 0, because values are finite."""
+    with np.errstate(all="ignore"):
+        return np.where((a == 0) | (b == 0), 0.0, a * b)
+
+
+def _inverted(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+    return _multiplied(replace(node, op="Div"), [np.ones(1), ins[0]], [ZERO, errs[0]], out)
+
+
+def _curved(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+    """Bound a function of non-negative numbers that is monotone: move its data either way."""
+    x, power = np.abs(np.asarray(ins[0], np.float64)), 1.0
+    if node.op == "Pow":
+        exponent = np.asarray(ins[1])
+        if exponent.size != 1 or errs[1].any():
+            return _anything(ins, errs, out)
+        power = float(exponent.reshape(()))
+    step = _ROUNDING * errs[0]
+    points = [x, np.maximum(x - step, 0), x + step]
+    with np.errstate(all="ignore"):
+        if node.op == "Pow":
+            here, *ends = (point**power for point in points)
+        else:
+            here, *ends = map(np.sqrt if node.op == "Sqrt" else np.log, points)
+        moved = np.maximum(*(np.abs(end - here) for end in ends))
+    return np.where(np.isnan(moved), np.inf, moved) / _ROUNDING + np.abs(out)
+
+
+def _exponential(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return _times(np.abs(out), np.expm1(_ROUNDING * errs[0]) / _ROUNDING + 1)
+
+
+def _softmax(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+    """Bound each exponential, the largest data being subtracted first, and their sum."""
+    x, axis = np.asarray(ins[0], np.float64), int(node.attrs.get("axis", -1))
+    shaken = errs[0] + np.broadcast_to(errs[0], x.shape).max(axis, keepdims=True)
+    with np.errstate(all="ignore"):
+        below = np.where(out > 0, x.max(axis, keepdims=True) - x, 0.0)
+        factor = np.expm1(_ROUNDING * (shaken + below)) / _ROUNDING + 1
+        return _times(np.abs(out), factor + _times(np.abs(out), factor).sum(axis, keepdims=True))
+
+
+def _gentle(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+    """Bound a function of limited slope; the range of the bent ones is about 1."""
+    return _SLOPES[node.op] * errs[0] + np.maximum(np.abs(out), 1.0)
+
+
+def _greatest(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
+    x = np.asarray(ins[0])
+    most = Node("ReduceMax", node.inputs, node.outputs, node.attrs, node.name)
+    shaken = np.broadcast_to(errs[0], x.shape).astype(np.float64)
+    return evaluate_node(most, [shaken, *ins[1:]])[0] if errs[0].any() else ZERO
+
+
+_SLOPES = {"Sigmoid": 0.25, "Tanh": 1.0, "Erf": 1.2, "Sin": 1.0, "Cos": 1.0, "Softplus": 1.0}
+"""Functions of limited slope, and an upper bound of it."""
 
 
 def _normalized(node: Node, ins: list[Array | None], errs: list[Array], out: Array) -> Array:
@@ -314,6 +381,15 @@ _RULES: dict[str, Callable[[Node, list[Array | None], list[Array], Array], Array
     "Sum": _added,
     "Mul": _multiplied,
     "Div": _multiplied,
+    "Reciprocal": _inverted,
+    "Pow": _curved,
+    "Sqrt": _curved,
+    "Log": _curved,
+    "Exp": _exponential,
+    "Softmax": _softmax,
+    **dict.fromkeys(_SLOPES, _gentle),
+    "ReduceMax": _greatest,
+    "ReduceMin": _greatest,
     "BatchNormalization": _normalized,
     "Clip": _limited,
     "Max": _limited,

@@ -13,12 +13,15 @@ output channel: ``y = scale * (step * dot + first) + bias``. The integers ``step
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from bnncc.ir.dims import Dim
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import QUANTIZED_CONV
 from bnncc.recognise import reasons, transposed
@@ -27,7 +30,7 @@ from bnncc.recognise.channel_scales import scaled_source
 from bnncc.recognise.doubles import EXACT, in_double, meanings, number_doubles
 from bnncc.recognise.few_bit import FEW_BIT_CONV, Choose, attempt
 from bnncc.recognise.few_values import few_values
-from bnncc.recognise.filters import binary_weight, few_bit_weights
+from bnncc.recognise.filters import Weights, binary_weight, few_bit_weights
 from bnncc.recognise.lattice import Lattice, as_multiples, in_units, lattices
 from bnncc.recognise.offsets import PART
 from bnncc.recognise.operands import (
@@ -129,12 +132,11 @@ def _layer(
 ) -> Layer:
     weight = _weight_shape(node, graph)
     out = graph.types[node.outputs[0]].shape
-    spatial = [d for d in out[1:] if isinstance(d, int)]
+    op, made_shape, weight_shape = graph.in_file.get(node.name, (node.op, out, weight))
     if node.op in ("Conv", "ConvTranspose"):
-        macs = int(np.prod(spatial[1:], dtype=np.int64)) * int(np.prod(weight, dtype=np.int64))
-    else:
-        rows = [d for d in out[:-1][1:] if isinstance(d, int)]
-        macs = int(np.prod(rows, dtype=np.int64)) * int(np.prod(weight[-2:], dtype=np.int64))
+        macs = _count(out[2:]) * _count(weight)
+    else:  # rows of the file may be joined: those of one batch element count
+        macs = _count(made_shape[1:]) * _count(weight[-2:]) // max(1, _count(out[-1:]))
     reason, remedy = ("", "") if isinstance(made, Node) else made
     kind = "binary" if isinstance(made, Node) else "float"
     bits = (1, 1) if isinstance(made, Node) else (32, 32)
@@ -144,8 +146,12 @@ def _layer(
         kind, bits, reason = "few_bit", made.attrs["bits"], made.attrs["reason"]
         remedy = made.attrs["remedy"]
     reason = "; ".join(filter(None, (reason, node.attrs.get(MOVED))))
-    op, made_shape, weight_shape = graph.in_file.get(node.name, (node.op, out, weight))
     return Layer(node.name, op, kind, reason, remedy, macs, "", made_shape, weight_shape, bits)
+
+
+def _count(shape: Sequence[Dim]) -> int:
+    """Return the number of elements, with 1 for symbols."""
+    return math.prod(d for d in shape if isinstance(d, int))
 
 
 def _filled(made: Node, slices: Slices) -> str:
@@ -185,21 +191,24 @@ def _try(node: Node, look: _Look, choose: Choose | None) -> list[Node] | tuple[s
     filters = layer_filters(node, graph)
     if isinstance(filters, tuple):
         return filters
-    made = _try_binary(node, look, filters)
+    few = cache(lambda: few_bit_weights(filters))
+    made = _try_binary(node, look, filters, few)
     if isinstance(made, list):
         return made
-    return attempt(node, graph, filters, look.known, producers, choose) or made
+    return attempt(node, graph, filters, few, look.known, producers, choose) or made
 
 
-def _try_binary(node: Node, look: _Look, filters: Array) -> list[Node] | tuple[str, str]:
+def _try_binary(
+    node: Node, look: _Look, filters: Array, few: Callable[[], Weights | None]
+) -> list[Node] | tuple[str, str]:
     signs, data = binary_weight(filters), _data(node, look)
     name = _source(node, look)
     if signs is None:
         if not isinstance(data, tuple):
             return reasons.weights(filters, len(data.value.values))
-        few = few_bit_weights(filters)
-        if few is not None:
-            return reasons.few_bit_weights(name, look.producers, few)
+        found = few()
+        if found is not None:
+            return reasons.few_bit_weights(name, look.producers, found)
         values = len(look.held.get(name, ()))
         return reasons.neither(node, name, look.graph, look.producers, values)
     if isinstance(data, tuple):

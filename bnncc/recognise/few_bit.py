@@ -21,7 +21,7 @@ from bnncc.ir.graph import Graph, Node
 from bnncc.recognise import reasons
 from bnncc.recognise.borders import constants_outside, outside_sums, with_border
 from bnncc.recognise.channel_scales import scaled_source
-from bnncc.recognise.filters import Weights, few_bit_weights
+from bnncc.recognise.filters import Weights
 from bnncc.recognise.lattice import Lattice, as_multiples
 from bnncc.recognise.operands import (
     bias_of,
@@ -34,7 +34,7 @@ from bnncc.topi_binary.layout import LANES, WORD_BITS
 from bnncc.topi_binary.spec import LEVEL_FORM, FewBitConv2d
 
 FEW_BIT_CONV = "bnncc.FewBitConv"
-"""Operator of a few-bit layer. Attributes: ``spec`` (without steps), ``weight`` (int64
+"""Operator of a few-bit layer. Attributes: ``spec`` (without steps), ``weight`` (int16
 ``[out_channels, kernel_h, kernel_w, channels]``), ``outside`` (level of the padding), ``dot``
 (exact a and b such that ``dot = a * acc + b``, b by channel), ``scale`` and ``bias`` (float64, ``y
 = scale * dot + bias``), ``top`` (a bound of ``|acc|``), ``bits`` of data and weights, and for the
@@ -72,6 +72,7 @@ def attempt(
     node: Node,
     graph: Graph,
     filters: np.ndarray,
+    few: Callable[[], Weights | None],
     held: dict[str, Lattice],
     producers: dict[str, Node],
     choose: Choose | None,
@@ -84,6 +85,8 @@ def attempt(
         A Conv, Gemm or MatMul that is not binary.
     filters : ndarray
         From `layer_filters`.
+    few : callable
+        Returns their `few_bit_weights`.
     held : dict of str to Lattice
         From `lattices`.
     choose : callable or None
@@ -115,7 +118,7 @@ def attempt(
             "its data have a separate scale for each channel, and its sums run over channels",
             "give the quantizer one scale; depthwise layers can have one for each channel",
         )
-    found = few_bit_weights(filters)
+    found = few()
     if found is None:
         return reasons.weights(filters, known.count + 1)
     if factor is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,9 @@ MAX_WEIGHT = 128
 
 SAMPLE = 64
 """Number of weights per filter that are examined first."""
+
+BLOCK = 1 << 15
+"""Number of weights that are examined at a time: as float64, they fit the L2 cache."""
 
 
 def binary_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
@@ -75,7 +78,7 @@ class Weights:
     """Filters as integers times a scale."""
 
     whole: np.ndarray
-    """int64, shape (out_channels, ...): the integers."""
+    """int16, shape (out_channels, ...): the integers."""
     scale: np.ndarray
     """float64, shape (out_channels,): value of the integer 1."""
     odd: bool
@@ -99,9 +102,31 @@ def few_bit_weights(weight: np.ndarray) -> Weights | None:
         With the smallest integers that are close enough by `bnncc.ir.numeric.multiples`: any few
         real numbers are approximate multiples of something.
     """
-    flat = weight.reshape(weight.shape[0], -1).astype(np.float64)
-    if not flat.size or (len(flat) > 1 and few_bit_weights(weight[:1]) is None):
+    flat = weight.reshape(weight.shape[0], -1)
+    if not flat.size:
         return None
+    rows = max(1, BLOCK // flat.shape[1])
+    parts = []
+    for first in range(0, len(flat), rows):
+        part = _as_multiples(flat[first : first + rows].astype(np.float64))
+        if part is None:
+            return None
+        parts.append(part)
+    whole, top, multiple = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    # n + 1 bits hold -2**n, but not 2**n.
+    sign = np.where(whole.max(axis=1) > -whole.min(axis=1), -1, 1).astype(np.int16)
+    odd = bool((whole[top > 0] % 2 == 1).all())
+    if odd:
+        whole[top == 0] = 1
+        sign[:] = 1
+    whole *= sign[:, None]
+    found = Weights(whole.reshape(weight.shape), sign * top / multiple, odd, 1)
+    bits = int(np.abs(whole).max()).bit_length() if odd else found.complement_bits
+    return replace(found, bits=bits) if bits <= 8 else None
+
+
+def _as_multiples(flat: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Return rows as integers, the largest magnitude of each row, and the integer it becomes."""
     top = np.abs(flat).max(axis=1)
     ratio = flat / np.where(top == 0, 1.0, top)[:, None]
     sample = ratio[:, :: max(1, ratio.shape[1] // SAMPLE)]
@@ -116,17 +141,7 @@ def few_bit_weights(weight: np.ndarray) -> Weights | None:
         multiple[left[_near(ratio[left], number)]] = number
     if not multiple.all():
         return None
-    whole = np.rint(ratio * multiple[:, None]).astype(np.int64)
-    sign = np.where(whole.max(axis=1) > -whole.min(axis=1), -1, 1)  # n + 1 bits: -2**n, not 2**n
-    odd = bool((whole[top > 0] % 2 == 1).all())
-    if odd:
-        whole[top == 0] = 1
-        sign[:] = 1
-    scale = sign * top / multiple
-    whole = (whole * sign[:, None]).reshape(weight.shape)
-    found = Weights(whole, scale, odd, 1)
-    bits = int(np.abs(whole).max()).bit_length() if odd else found.complement_bits
-    return Weights(whole, scale, odd, bits) if bits <= 8 else None
+    return np.rint(ratio * multiple[:, None]).astype(np.int16), top, multiple
 
 
 def _near(ratio: np.ndarray, number: int) -> np.ndarray:

@@ -48,6 +48,8 @@ def _split(
     filters = filters_of(node, weight)
     if isinstance(filters, tuple) or int(node.attrs.get("group", 1)) > 1:
         return None
+    if two_valued_filters(filters[:1]) is None:
+        return None
     if binary_weight(filters) is not None or few_bit_weights(filters) is not None:
         return None
     found = two_valued_filters(filters)

@@ -328,17 +328,17 @@ class RemoteSession(CopyingSession):
                 count = max(1, min(repeat - len(times), most))
         return np.array(times[-repeat:]) * 1e6
 
-    def time_kernel(self, name: str, arrays: list[np.ndarray]) -> np.ndarray:
+    def time_kernel(self, name: str, arguments: Sequence[np.ndarray | int]) -> np.ndarray:
         """Time a kernel by the device's own clock."""
         with self._device.speaking(f"timing `{name}`"):
-            return super().time_kernel(name, arrays)
+            return super().time_kernel(name, arguments)
 
     def run_kernel(
-        self, name: str, arrays: Sequence[np.ndarray], more: Sequence[int] = ()
-    ) -> list[np.ndarray]:
+        self, name: str, arguments: Sequence[np.ndarray | int]
+    ) -> list[np.ndarray | int]:
         """Run one kernel alone, on the device."""
         with self._device.speaking(f"running `{name}`"):
-            return super().run_kernel(name, arrays, more)
+            return super().run_kernel(name, arguments)
 
     def _library_of(self, kernel: str) -> Any:
         return self._device._call(

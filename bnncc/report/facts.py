@@ -89,6 +89,8 @@ class Kernel:
     """Positions in the plan of the kernels whose results it reads."""
     band_rows: int = 0
     """How many rows it computes at a time, if not all (`bnncc.codegen.row_wise`); else 0."""
+    sizes: tuple[tuple[int, str], ...] = ()
+    """Other arguments, which are symbolic sizes: position in the call, and symbol."""
 
 
 @dataclass(frozen=True)

@@ -319,6 +319,9 @@ class _Checker:
             for arg in self.typed(kernel, "args", list, "report.kernels."):
                 self.shape(self.typed(arg, "shape", list, "report.kernels.args."), "args.shape")
                 self.require(arg.get("dtype") in DTYPES, "report.kernels.args.dtype")
+            for size in kernel.get("sizes", []):
+                ok = isinstance(size, list) and list(map(type, size)) == [int, str]
+                self.require(ok, "report.kernels.sizes")
         for item in self.typed(content, "sign_zero", list, "report."):
             for key in ("node", "decision"):
                 self.typed(item, key, str, "report.sign_zero.")

@@ -214,15 +214,17 @@ def _time_kernel(
 ) -> np.ndarray:
     """Time one kernel alone, on tensors of its own shaped as the plan's."""
     rng = np.random.default_rng(seed)
-    args = []
+    args: list[Any] = []
     for position, arg in enumerate(kernel["args"]):
-        shape = tuple(d if isinstance(d, int) else sizes.get(d, 1) for d in arg["shape"])
+        shape = tuple(evaluated(d, lambda s: sizes.get(s, 1)) for d in arg["shape"])
         array = _random(rng, shape, arg["dtype"])
         if position in kernel["zero_plane_args"]:
             array[...] = 0
         if array.dtype in (np.int32, np.int64):  # an index, perhaps, or a divisor
             array[...] = kernel["name"].startswith("check_divisor")
         args.append(array)
+    for position, symbol in kernel.get("sizes", ()):
+        args.insert(position, sizes.get(symbol, 1))
     return session.time_kernel(kernel["name"], args)
 
 

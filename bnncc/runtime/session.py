@@ -303,15 +303,15 @@ class Session:
             times[i] = time.perf_counter_ns() - start
         return times / 1e3
 
-    def time_kernel(self, name: str, arrays: list[np.ndarray]) -> np.ndarray:
+    def time_kernel(self, name: str, arguments: Sequence[np.ndarray | int]) -> np.ndarray:
         """Time one kernel alone.
 
         Parameters
         ----------
         name : str
             As in the report.
-        arrays : list of ndarray
-            Its arguments, inputs and outputs.
+        arguments : sequence of ndarray and int
+            Inputs, symbolic sizes and outputs.
 
         Returns
         -------
@@ -319,7 +319,7 @@ class Session:
             Microseconds of a call, as the mean of several, in each of some repeats.
         """
         library = self._library_of(name)
-        args = [self._on_device(array) for array in arrays]
+        args = [a if isinstance(a, int) else self._on_device(a) for a in arguments]
         first = library.time_evaluator(name, self.cpu, number=1, repeat=3)(*args).min
         if first < _KERNEL_SECONDS:
             first = library.time_evaluator(name, self.cpu, number=10, repeat=3)(*args).min
@@ -329,29 +329,30 @@ class Session:
         return np.array(timer(*args).results) * 1e6
 
     def run_kernel(
-        self, name: str, arrays: Sequence[np.ndarray], more: Sequence[int] = ()
-    ) -> list[np.ndarray]:
+        self, name: str, arguments: Sequence[np.ndarray | int]
+    ) -> list[np.ndarray | int]:
         """Run one kernel alone.
 
         Parameters
         ----------
         name : str
             As in the report.
-        arrays : sequence of ndarray
-            Its arguments, inputs and outputs; they stay as they are.
-        more : sequence of int
-            Arguments that are no tensors.
+        arguments : sequence of ndarray and int
+            Inputs, symbolic sizes and outputs; they stay as they are.
 
         Returns
         -------
-        list of ndarray
+        list of ndarray and int
             The arguments afterwards.
         """
         import tvm
 
-        tensors = [tvm.runtime.tensor(np.asarray(a, order="C"), self.cpu) for a in arrays]
-        self._library_of(name).get_function(name)(*tensors, *more)
-        return [tensor.numpy() for tensor in tensors]
+        given = [
+            a if isinstance(a, int) else tvm.runtime.tensor(np.asarray(a, order="C"), self.cpu)
+            for a in arguments
+        ]
+        self._library_of(name).get_function(name)(*given)
+        return [a if isinstance(a, int) else a.numpy() for a in given]
 
     def _library_of(self, kernel: str) -> Any:
         found = next((m for m in self.module.imports if m.implements_function(kernel)), None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.moves import VIEW
+from bnncc.ir.moves import VIEW, VIEWS
 from bnncc.topi_binary.build import aliases
 from bnncc.topi_binary.spec import BinaryConv2d
 from bnncc.transform.physical import KERNEL
@@ -28,7 +28,7 @@ def store_in_place(graph: Graph) -> None:
     for position, node in enumerate(graph.nodes):
         for name in node.inputs:
             last_reader[name] = position
-    viewed = {i for n in graph.nodes if n.op == VIEW for i in n.inputs}
+    viewed = {i for n in graph.nodes if n.op in (VIEW, *VIEWS) for i in n.inputs}
     for position, node in enumerate(graph.nodes):
         spec = node.attrs.get("spec")
         if node.op != KERNEL or not isinstance(spec, BinaryConv2d) or spec.rank != 4:

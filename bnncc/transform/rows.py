@@ -45,6 +45,9 @@ def flatten_rows(graph: Graph) -> None:
         if not beside and not _applies(node, graph, consumers):
             continue
         kind = graph.types[node.outputs[0]]
+        if node.op == "MatMul":
+            shape = graph.types[node.inputs[1]].shape
+            graph.in_file.setdefault(node.name, (node.op, kind.shape, shape))
         nodes.pop()
         inputs = [flat(node.inputs[0]), *node.inputs[1:]]
         if beside:

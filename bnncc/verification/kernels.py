@@ -49,8 +49,8 @@ class KernelCase:
     """The kernel."""
     inputs: list[Array]
     """In its order."""
-    extra: list[int]
-    """Further arguments: what symbols stand for."""
+    sizes: list[int]
+    """Arguments between inputs and outputs: what symbols stand for."""
     over: list[int]
     """For each output, which input it is stored over; -1 where it has an argument of its own."""
     outputs: list[Array]
@@ -160,7 +160,11 @@ class Walk:
             value = binding.value
             op = str(getattr(getattr(value, "op", None), "name", ""))
             if op in ("relax.call_tir", "relax.call_tir_inplace"):
-                case = self._case(value, [_held(a, values) for a in _arguments(value)])
+                given = [
+                    self._size(arg) if tvm.ir.is_prim_expr(arg) else _held(arg, values)
+                    for arg in _arguments(value)
+                ]
+                case = self._case(value, given)
                 yield case
                 kinds = binding.var.ty
                 single = not isinstance(kinds, relax.TupleType)
@@ -184,24 +188,24 @@ class Walk:
         name = call.args[0].name_hint
         func = self._module[call.args[0]]
         made = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else [call.ty]
-        extra = [self._size(v) for v in call.args[2].values] if len(call.args) > 2 else []
-        arrays = [np.asarray(v, order="C") for v in inputs]
+        sizes = [v for v in inputs if isinstance(v, int)]
+        arrays = [np.asarray(v, order="C") for v in inputs[: len(inputs) - len(sizes)]]
         if func.attrs is not None and SPEC in func.attrs:
             spec = from_json(str(func.attrs[SPEC]))
             outputs = evaluate_kernel(spec, arrays)
             over = list(aliases(spec))
             return KernelCase(
-                name, arrays, extra, over, outputs, lambda given: evaluate_kernel(spec, given),
+                name, arrays, sizes, over, outputs, lambda given: evaluate_kernel(spec, given),
                 _meaningful(spec, outputs),
             )  # fmt: skip
         shapes = [([self._size(d) for d in t.shape.values], str(t.dtype)) for t in made]
-        compute = self._definition(name, shapes, extra)
+        compute = self._definition(name, shapes, sizes)
         none = [-1] * len(made)
         empty: list[Array | None] = [None] * len(made)
-        return KernelCase(name, arrays, extra, none, compute(arrays), compute, empty)
+        return KernelCase(name, arrays, sizes, none, compute(arrays), compute, empty)
 
     def _definition(
-        self, name: str, shapes: Sequence[tuple[list[int], str]], extra: Sequence[int]
+        self, name: str, shapes: Sequence[tuple[list[int], str]], sizes: Sequence[int]
     ) -> Compute:
         """Return TVM's own definition of a kernel as a function of arrays."""
         if self._foreign is None:
@@ -217,7 +221,7 @@ class Walk:
         def compute(arrays: Sequence[Array]) -> list[Array]:
             outputs = [tvm.runtime.tensor(np.zeros(shape, dtype)) for shape, dtype in shapes]
             given = [tvm.runtime.tensor(np.asarray(a, order="C")) for a in arrays]
-            self._foreign[name](*given, *outputs, *extra)
+            self._foreign[name](*given, *sizes, *outputs)
             return [out.numpy() for out in outputs]
 
         return compute
@@ -281,10 +285,10 @@ def run(session: Any, case: KernelCase) -> list[Array]:
     """
     fresh = [garbage(o) for o, over in zip(case.outputs, case.over, strict=True) if over < 0]
     try:
-        after = session.run_kernel(case.name, [*case.inputs, *fresh], case.extra)
+        after = session.run_kernel(case.name, [*case.inputs, *case.sizes, *fresh])
     except (RuntimeError, ValueError, TypeError):  # what TVM raises for a kernel's own checks
         return []
-    own = iter(after[len(case.inputs) :])
+    own = iter(after[len(case.inputs) + len(case.sizes) :])
     return [
         (after[over] if over >= 0 else next(own)).reshape(want.shape)
         for over, want in zip(case.over, case.outputs, strict=True)

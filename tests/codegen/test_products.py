@@ -65,3 +65,24 @@ def test_attention_of_shared_heads(rows: int, seen: int, masked: bool) -> None:
     np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
     copies = [k["name"] for k in artifact.report["kernels"] if "broadcast" in k["name"]]
     assert len(copies) == (rows >= 8)  # of the keys, turned, where many rows read them
+
+
+def test_reshapes_between_kernels_copy_nothing() -> None:
+    net = Net(17)
+    x = net.input("x", ["N", 6, 8])
+    y = net.op("MatMul", x, net.const(net.normal((8, 12))))
+    y = net.op("Reshape", y, net.const([-1, 3, 24], np.int64))
+    y = net.op("Softmax", y, axis=-1)
+    y = net.op("Reshape", y, net.const([-1, 12, 6], np.int64))
+    net.output(net.op("MatMul", y, net.const(net.normal((6, 5)))))
+    model = net.model()
+    artifact = bnncc.compile(model, threads=1)
+    *between, _ = artifact.report["kernels"]  # the last one writes the network's output
+    assert not [k["name"] for k in between if "reshape" in k["name"]]
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.standard_normal((3, 6, 8)).astype(np.float32)}
+    assert bnncc.verify(model, artifact, feeds)["passed"]
+    (first,) = artifact.run(feeds).values()
+    place = np.empty_like(first)
+    artifact.run(feeds, out={artifact.outputs[0].name: place})
+    np.testing.assert_array_equal(place, first)

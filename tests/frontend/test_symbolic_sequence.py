@@ -87,6 +87,35 @@ def test_shapes_are_found_and_results_right(tmp_path: Path) -> None:
         np.testing.assert_array_equal(places[name], value)
 
 
+def test_kernels_get_their_sizes_in_one_order() -> None:
+    artifact = bnncc.compile(moves(), threads=1, max_dims={"T": 9})
+    sizes = [symbol for k in artifact.report["kernels"] for _, symbol in k["sizes"]]
+    assert {"P", "T"} <= set(sizes)
+    checked = bnncc.verify(moves(), artifact)
+    assert checked["passed"]
+    assert len(checked["kernels"]) == len(artifact.report["kernels"])
+    timed = bnncc.bench(artifact, repeat=1, batch=3)
+    assert len(timed["kernels"]) == len(checked["kernels"])
+    assert bnncc.compile(moves(), threads=1, max_dims={"T": 9}).library == artifact.library
+
+
+def test_an_index_into_a_cache_is_checked() -> None:
+    net = Net(seed=0)
+    past, x = net.input("past", ["P", 4]), net.input("x", ["T", 4])
+    at = net.op("Abs", net.input("at", ["M"], TensorProto.INT64))
+    net.output(net.op("Gather", net.op("Relu", past), at, axis=0))
+    net.output(net.op("Gather", net.concat(past, x, axis=0), at, axis=0))
+    artifact = bnncc.compile(net.model(check=False), threads=1)
+    rng = np.random.default_rng(1)
+    feeds = {n: rng.standard_normal((k, 4)).astype(np.float32) for n, k in (("past", 5), ("x", 2))}
+    first, second = artifact.run({**feeds, "at": np.array([-4, 1])}).values()
+    np.testing.assert_array_equal(first, np.maximum(feeds["past"], 0)[[4, 1]])
+    np.testing.assert_array_equal(second, feeds["past"][[4, 1]])
+    assert bnncc.verify(net.model(), artifact, {**feeds, "at": np.array([-4, 1])})["kernels"]
+    with pytest.raises(InputError, match=r"an index lies outside -P \.\. P - 1"):
+        artifact.run({**feeds, "at": np.array([5])})
+
+
 def test_a_table_is_cut_only_where_it_is_known_to_be_long_enough() -> None:
     with pytest.raises(ShapeError, match="takes T of 9 elements") as error:
         load(moves())

@@ -50,6 +50,16 @@ def case(seed: int) -> tuple[onnx.ModelProto, Array, Array, Array]:
     )
 
 
+def test_multiply_adds_are_those_of_all_tokens() -> None:
+    net = Net(18, seed=3)
+    rng = np.random.default_rng(3)
+    net.input("x", ["N", 5, 64])
+    w = weight(rng, 33, 64, STORES[0], "1.58")
+    net.output(next(iter(SPELLINGS.values())).write(net, "x", w, "MatMul"))
+    ((_, _, (layer,)),) = [passed(net.model(), TARGETS[0])]
+    assert (layer.kind, layer.macs, layer.output_shape) == ("few_bit", 5 * 64 * 33, ("N", 5, 33))
+
+
 @pytest.mark.parametrize("seed", range(225))
 def test_a_layer_is_found_and_its_integers_are_exact(seed: int) -> None:
     """An integer that is off by one would show: floats behind it are right to a few eps."""

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.relax import op, transform
 
 from bnncc.schedules import generic
 from bnncc.targets import catalog
-from tests.kernel_harness import HERE
+from tests.kernel_harness import EMULATED, HERE, IN_NODE, build
 
 CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., relax.Expr]]] = {
     "add_relu": ([(1, 33, 17, 20)] * 2, lambda a, b: op.nn.relu(op.add(a, b))),
@@ -91,6 +91,30 @@ def test_same_results(name: str, threads: int) -> None:
         if isinstance(func, tirx.PrimFunc):
             scheduled[var] = generic.schedule(func, spec, threads)
     np.testing.assert_allclose(_run(scheduled, inputs, target), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", [*HERE, *EMULATED, *IN_NODE])
+def test_products_of_few_rows_are_summed_by_vectors(target: str) -> None:
+    """Queries of one token times keys: four heads, of which two share keys, and 5 keys of 96."""
+    spec = catalog.resolve(target)
+    query, keys = te.placeholder((4, 1, 96), name="query"), te.placeholder((2, 5, 96), name="keys")
+    k = te.reduce_axis((0, 96), "k")
+    scores = te.compute(
+        (4, 1, 5),
+        lambda head, row, key: te.sum(query[head, row, k] * keys[head // 2, key, k], axis=k),
+        name="scores",
+    )
+    func = generic.schedule(te.create_prim_func([query, keys, scores]), spec)
+    assert ("scores_rf_1" in str(func)) == (spec.vector_bits >= 128)
+    library = build({"main": func}, spec)
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((4, 1, 96), (2, 5, 96))]
+    out = tvm.runtime.tensor(np.full((4, 1, 5), np.nan, np.float32))
+    library["main"](*map(tvm.runtime.tensor, arrays), out)
+    left, right = (array.astype(np.float64) for array in arrays)
+    right = np.repeat(right, 2, 0).transpose(0, 2, 1)
+    room = 8 * np.finfo(np.float32).eps * (np.abs(left) @ np.abs(right))
+    assert (np.abs(out.numpy() - left @ right) <= room).all()
 
 
 def test_functions_without_blocks_come_back() -> None:

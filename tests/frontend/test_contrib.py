@@ -1,0 +1,119 @@
+"""Operators of ONNX Runtime's own domain, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from bnncc.errors import ModelError, UnsupportedOp
+from bnncc.frontend.onnx import load
+from bnncc.ir.evaluate import evaluate
+
+F32, I64 = TensorProto.FLOAT, TensorProto.INT64
+KINDS = {"f": F32, "i": I64}
+Array = np.ndarray[Any, Any]
+
+
+def model(
+    node: onnx.NodeProto, feeds: dict[str, Array], constants: dict[str, Array]
+) -> onnx.ModelProto:
+    inputs = [
+        helper.make_tensor_value_info(name, KINDS[value.dtype.kind], value.shape)
+        for name, value in feeds.items()
+    ]
+    outputs = [helper.make_tensor_value_info(name, F32, None) for name in node.output if name]
+    held = [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()]
+    graph = helper.make_graph([node], "contrib", inputs, outputs, held)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+def agrees(node: onnx.NodeProto, feeds: dict[str, Array], **constants: Array) -> None:
+    """Compare our graph with what ONNX Runtime computes, output by output."""
+    made = model(node, feeds, constants)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        made.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    graph = load(made)
+    found = evaluate(graph, feeds)
+    for info, wanted in zip(session.get_outputs(), session.run(None, feeds), strict=True):
+        np.testing.assert_allclose(found[info.name], wanted, rtol=2e-5, atol=2e-6)
+        assert graph.types[info.name].shape == wanted.shape
+
+
+def numbers(*shape: int) -> Array:
+    return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("attrs", [{}, {"axis": -1, "epsilon": 0.25, "stash_type": 1}])
+def test_simplified_layer_normalization(attrs: dict[str, Any]) -> None:
+    node = helper.make_node("SimplifiedLayerNormalization", ["x", "g"], ["y"], **attrs)
+    feeds, scale = {"x": numbers(2, 3, 20)}, numbers(20)
+    agrees(node, feeds, g=scale)
+    node.domain = "com.microsoft"  # where ONNX Runtime lacks it, but converters write it
+    (y,) = evaluate(load(model(node, feeds, {"g": scale})), feeds).values()
+    root = np.sqrt((feeds["x"] ** 2).mean(-1, keepdims=True) + attrs.get("epsilon", 1e-5))
+    np.testing.assert_allclose(y, feeds["x"] / root * scale, rtol=2e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("outputs", [["y"], ["y", "", "", "sum"]])
+@pytest.mark.parametrize("epsilon", [{}, {"epsilon": 0.25}])
+def test_norms_of_residuals(bias: bool, outputs: list[str], epsilon: dict[str, float]) -> None:
+    feeds = {"x": numbers(2, 3, 24), "s": numbers(2, 3, 24)[::-1].copy()}
+    constants = {"g": numbers(24), "b": numbers(24) + 1, "c": numbers(24) - 1}
+    node = helper.make_node(
+        "SkipSimplifiedLayerNormalization", ["x", "s", "g", *["c"] * bias], outputs,
+        domain="com.microsoft", **epsilon,
+    )  # fmt: skip
+    agrees(node, feeds, g=constants["g"], c=constants["c"])
+    node = helper.make_node(
+        "SkipLayerNormalization", ["x", "s", "g", "b", *["c"] * bias], outputs,
+        domain="com.microsoft", **epsilon,
+    )  # fmt: skip
+    agrees(node, feeds, **constants)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 48), (2, 3, 5, 16)])
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("places", ["first", "each"])
+def test_rotary_embedding(shape: tuple[int, ...], interleaved: int, places: str) -> None:
+    angles = numbers(40, 8)
+    at = np.array([7]) if places == "first" else np.array([[3, 4, 5, 6, 7], [0, 9, 9, 39, 1]])
+    node = helper.make_node(
+        "RotaryEmbedding", ["x", "p", "cos", "sin"], ["y"], domain="com.microsoft",
+        interleaved=interleaved,
+    )  # fmt: skip
+    feeds = {"x": numbers(*shape), "p": at}
+    agrees(node, feeds, cos=np.cos(angles), sin=np.sin(angles))
+
+
+def test_part_of_each_head_is_rotated() -> None:
+    angles = numbers(40, 4)
+    node = helper.make_node(
+        "RotaryEmbedding", ["x", "p", "cos", "sin"], ["y"], domain="com.microsoft",
+        num_heads=3, rotary_embedding_dim=8,
+    )  # fmt: skip
+    feeds = {"x": numbers(1, 5, 48), "p": np.array([2])}
+    agrees(node, feeds, cos=np.cos(angles), sin=np.sin(angles))
+
+
+def test_what_is_not_supported() -> None:
+    feeds, constants = {"x": numbers(2, 8), "s": numbers(2, 8)}, {"g": numbers(8)}
+    node = helper.make_node(
+        "SkipSimplifiedLayerNormalization", ["x", "s", "g"], ["y", "", "inverse"],
+        domain="com.microsoft",
+    )  # fmt: skip
+    with pytest.raises(UnsupportedOp, match=r"its output 2 \(`inverse`\) is for training"):
+        load(model(node, feeds, constants))
+    node.output[:] = ["y"]
+    node.input[:] = ["x", "", "g"]
+    with pytest.raises(ModelError, match="has 2 inputs, expected 3 or 4"):
+        load(model(node, feeds, constants))
