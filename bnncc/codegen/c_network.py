@@ -21,7 +21,7 @@ from tvm import tirx
 from bnncc import report
 from bnncc.codegen import bare, c_kernels, c_text, call_order, memory, pipeline
 from bnncc.codegen.arena import aligned
-from bnncc.codegen.c_text import Kernels, Named, Order, Sizes
+from bnncc.codegen.c_text import Kernels, Loop, Named, Order, Sizes
 from bnncc.codegen.float_operations import in_software
 from bnncc.codegen.object_size import loaded_bytes
 from bnncc.files import names_folder, write_atomic, write_folder
@@ -136,12 +136,13 @@ class Bare:
     def _call_bytes(self) -> int:
         """Return the stack in bytes, as C compilers make it, of the function that calls kernels.
 
-        It holds the function's own arguments, the arguments of the longest call, and eight
-        registers.
+        It holds the function's own arguments, the arguments of the longest call, eight registers,
+        and in loops four more numbers.
         """
         word = 8 if self.library[4] == 2 else 4  # ELF class
         longest = max((len(call.args) for _, call in self.order.calls), default=0)
-        return word * (1 + len(self.given) + len(self.made) + longest + 1 + 8)
+        held = 8 + 4 * any(isinstance(one, Loop) for one in self.order.statements)
+        return word * (1 + len(self.given) + len(self.made) + longest + 1 + held)
 
     def pairs(
         self, selfcheck: SelfCheckMaker, limit: int
