@@ -183,6 +183,16 @@ def exponential(name: str, tensor: str) -> onnx.ModelProto:
     )
 
 
+def test_a_sum_of_all_elements_compiles_without_warnings(tmp_path: Path) -> None:
+    """Its first turn sets it to 0, which compilers cannot see."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> '
+        "whole (float[4, 5, 5] x) => (float y) { y = ReduceMean<keepdims = 0>(x) }"
+    )
+    folder = unpacked(archive(compile_c(model, C99).files), tmp_path)
+    assert checked(folder, "gcc", "-O2") == (0, "y: 0 of 1 values wrong\n")
+
+
 @pytest.mark.parametrize("target", ["c99", "cortex-m4"])
 def test_what_needs_a_runtime_is_refused_by_name(target: str) -> None:
     model = onnx.parser.parse_model(
