@@ -65,9 +65,9 @@ and in images of at most 7 columns. Two channel vectors share each row instead; 
 to 20 % longer on Zen 5. On Zen 4 neither is faster where taps share few rows, although the 16-bit
 sums of two vectors are in memory."""
 
-_WHOLE_ROW = 13
+_WHOLE_ROW = 14
 """Columns up to which a row of output pixels is one tile of 64-byte vectors: two smaller tiles take
-2 to 4 % longer on Zen 5."""
+2 to 4 % longer on Zen 5, where 16-bit sums in memory cost less than on Zen 4."""
 
 MAX_ACCUMULATORS = {16: 12, 32: 14, 64: 28}
 """By vector size in bytes: accumulators that fit in registers beside the operands."""
