@@ -68,7 +68,7 @@ def test_which_layers_are_rounded() -> None:
     [
         ("v = Mul(x, x) y = Conv(x, v)", "float[3,3,9,9] x", "computed at run time"),
         ("y = ConvTranspose(x, g)", "float[1,24,9,9] x", "no kernels for ConvTranspose"),
-        ("y = MatMul(x, f)", "float[2,3,24] x", "not 2 dimensions"),
+        ("y = MatMul(x, f)", "float[2,3,24] x", "do not have 2 dimensions"),
     ],
 )
 def test_why_a_layer_stays(body: str, given: str, said: str) -> None:

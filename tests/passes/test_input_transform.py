@@ -314,7 +314,7 @@ def test_options_that_make_no_sense(tmp_path: Path, text: str, said: str) -> Non
     [
         ({"input_transform": "z=lbp"}, "`z` is not a float32 image"),
         ({"input_uint8": [Uint8Input("x", (0.0,), (1.0,))]}, "0 inputs are images"),
-        ({"channels": 4}, r"shape \[1, 4, 16, 16\], 3 channels"),
+        ({"channels": 4}, r"shape \[1, 4, 16, 16\], expected 3 channels"),
         ({"channels": 4, "input_transform": "gray-threshold:-1"}, "1 or 3 channels"),
         ({"first_layer": "int8"}, "first_layer and input_transform cannot be combined"),
     ],

@@ -259,7 +259,8 @@ def test_records_can_be_listed_pruned_and_merged(
     assert kernel["spec"] == KERNEL.spec
     assert kernel["trials"] >= 12
     best = log_of(tuned).best()[KERNEL]
-    assert kernel["best_us"] == pytest.approx(best.seconds * 1e6)
+    assert kernel["best"] == pytest.approx(best.seconds * 1e6)
+    assert kernel["unit"] == "us"
     assert "BinaryConv2d 64,8x8 -> 32 3x3" in run("list", tmp_path)
     assert cli.main(["records", "list", str(tmp_path / "none")]) == 2
 
