@@ -67,6 +67,11 @@ class TargetSpec:
         return "wasm" if self.arch == "wasm32" else "c"
 
     @property
+    def saves_memory(self) -> bool:
+        """Whether a network in C should take less memory rather than less time: without Linux."""
+        return self.default_format == "c" and "linux" not in self.triple
+
+    @property
     def has_known_size(self) -> bool:
         """Whether bnncc makes the machine code of a network in C: then it knows flash and stack."""
         return self.kind == "llvm" and self.arch != "wasm32"

@@ -196,7 +196,7 @@ def build(
     TargetError
         If the network needs TVM's runtime.
     """
-    row_wise = caller is None and not target.has_runtime
+    row_wise = caller is None and target.saves_memory
     made = _built(module, target, name, inputs, outputs, caller, row_wise)
     scratch = made.kernels.scratch
     most = max(scratch, key=scratch.__getitem__, default="")
