@@ -208,6 +208,22 @@ static inline uint16_t bfloat16_of(float x) {
 }
 """Helper functions, written if a kernel calls them; later ones call earlier ones."""
 
+_CHOICES = {"<": "min", ">": "max"}
+
+MAX_REPEATED = 60
+"""Characters of operands up to which a minimum or maximum repeats them. Nested ones would otherwise
+double in length each time."""
+
+_HELPERS.update(
+    (
+        f"{name}_{dtype}",
+        f"static inline {c} {name}_{dtype}({c} a, {c} b) {{\n"
+        f"  return ({c})(a {symbol} b ? a : b);\n}}\n",
+    )
+    for symbol, name in _CHOICES.items()
+    for dtype, c in C_TYPES.items()
+)
+
 _HALVES = ("float16", "bfloat16")
 
 _NARROW = ("int8", "uint8", "int16", "uint16")
@@ -310,10 +326,10 @@ class _Expressions:
         if isinstance(expr, tirx.Not):
             return f"!{self._text(expr.a, 1)}"
         if isinstance(expr, tirx.BitwiseNot):
-            text, dtype = f"~{self._text(expr.a, 1)}", _dtype(expr)
+            text, dtype = self._text(expr.a, 1), _dtype(expr)
             if dtype == "uint32":  # compilers warn about `~` of a comparison
-                return f"({self._text(expr.a, 1)} ^ 0xffffffffu)"
-            return f"({C_TYPES[dtype]})({text})" if dtype in _NARROW else text
+                return f"({text} ^ 0xffffffffu)"
+            return f"({C_TYPES[dtype]})(~{text})" if dtype in _NARROW else f"~{text}"
         if isinstance(expr, tvm.ir.Call):
             return self._call(expr)
         if isinstance(expr, tirx.Let):
@@ -349,8 +365,12 @@ class _Expressions:
         return self._text(expr, 0 if fits else 1)
 
     def _chosen(self, symbol: str, expr: Expr) -> str:
-        a, b = self._text(expr.a, 1), self._text(expr.b, 1)
-        return self._narrowed(f"{a} {symbol} {b} ? {a} : {b}", _dtype(expr))
+        a, b, dtype = self._text(expr.a, 1), self._text(expr.b, 1), _dtype(expr)
+        if len(a) + len(b) > MAX_REPEATED:
+            name = f"{_CHOICES[symbol]}_{dtype}"
+            self.helpers.add(name)
+            return f"{name}({a}, {b})"
+        return self._narrowed(f"{a} {symbol} {b} ? {a} : {b}", dtype)
 
     def _select(self, condition: Expr, yes: Expr, no: Expr, dtype: str) -> str:
         text = f"{self._text(condition, 1)} ? {self._text(yes, 1)} : {self._text(no, 1)}"

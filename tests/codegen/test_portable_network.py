@@ -193,6 +193,23 @@ def test_a_sum_of_all_elements_compiles_without_warnings(tmp_path: Path) -> None
     assert checked(folder, "gcc", "-O2") == (0, "y: 0 of 1 values wrong\n")
 
 
+def test_minima_in_a_row_stay_short(tmp_path: Path) -> None:
+    """Each once repeated its operand, so that code doubled with every Clip."""
+    steps, value = [], "x"
+    for k in range(30):
+        steps += [f"c{k} = Clip({value}, low, high)", f"n{k} = Neg(c{k})"]
+        value = f"n{k}"
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> '
+        f"clips (float[1, 8] x) => (float[1, 8] {value}) "
+        f"<float low = {{-0.5}}, float high = {{0.75}}> {{ {' '.join(steps)} }}"
+    )
+    files = compile_c(model, C99).files
+    assert len(files["clips_kernels.c"]) < 20_000
+    code, said = checked(unpacked(archive(files), tmp_path), "gcc")
+    assert code == 0, said
+
+
 @pytest.mark.parametrize("target", ["c99", "cortex-m4"])
 def test_what_needs_a_runtime_is_refused_by_name(target: str) -> None:
     model = onnx.parser.parse_model(
