@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bnncc import schedules
-from bnncc.codegen import c_kernels
+from bnncc.codegen import c_helpers, c_kernels
 from bnncc.codegen.c_text import C_TYPES
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.targets.catalog import CATALOG
@@ -91,7 +91,7 @@ def _called(source: bytes, scratch: int, arrays: list[np.ndarray], machine: Mach
         f"  fwrite({name}, 1, {x.nbytes}, out);" for name, x in zip(names, arrays, strict=True)
     ]
     lines += [f"  free({name});" for name in (*names, "scratch")]
-    text = c_kernels.PRELUDE + source.decode() + _MAIN + "\n".join(lines)
+    text = c_helpers.PRELUDE + source.decode() + _MAIN + "\n".join(lines)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         (place / "kernel.c").write_text(text + "\n  return fclose(in) | fclose(out);\n}\n")

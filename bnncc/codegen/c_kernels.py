@@ -19,6 +19,7 @@ from tvm import s_tir, tirx
 from tvm.tirx import transform as tir
 
 from bnncc.codegen import bare
+from bnncc.codegen.c_helpers import CHOICES, HELPERS
 from bnncc.codegen.c_text import C_ALIGNMENT, C_TYPES, Kernels, identifier, is_reserved
 from bnncc.errors import TargetError
 from bnncc.schedules import float_functions
@@ -42,7 +43,7 @@ def build(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> 
     Returns
     -------
     Kernels
-        C text that must be preceded by `PRELUDE`.
+        C text that must be preceded by `c_helpers.PRELUDE`.
 
     Raises
     ------
@@ -54,7 +55,7 @@ def build(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> 
     used = set[str]().union(*(one.helpers for one in made))
     if used & {"float16_value", "float16_of", "bfloat16_value", "bfloat16_of"}:
         used |= {"bits_of", "float_of"}
-    helpers = [text for name, text in _HELPERS.items() if name in used]
+    helpers = [text for name, text in HELPERS.items() if name in used]
     helpers += [_own(name) for name in _OWN if name in used]
     text = "\n".join([*helpers, *(one.text for one in made)])
     return Kernels(
@@ -115,114 +116,9 @@ def _without_unread(module: tvm.IRModule, _: Any) -> tvm.IRModule:
     return tvm.IRModule({var: kept(func) for var, func in module.functions_items()})
 
 
-PRELUDE = """\
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-#include <math.h>
-
-#if defined(__BYTE_ORDER__) && defined(__ORDER_LITTLE_ENDIAN__)
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "bnncc: words of bits are for little-endian machines"
-#endif
-#endif
-
-/* Words are also read and written in parts, by pointers to these. */
-#if defined(__GNUC__)
-#define BNNCC_PART __attribute__((__may_alias__))
-#else
-#define BNNCC_PART
-#endif
-typedef uint8_t BNNCC_PART part_uint8_t;
-typedef int8_t BNNCC_PART part_int8_t;
-typedef uint16_t BNNCC_PART part_uint16_t;
-typedef int16_t BNNCC_PART part_int16_t;
-typedef uint32_t BNNCC_PART part_uint32_t;
-typedef int32_t BNNCC_PART part_int32_t;
-typedef uint64_t BNNCC_PART part_uint64_t;
-typedef int64_t BNNCC_PART part_int64_t;
-typedef float BNNCC_PART part_float;
-typedef double BNNCC_PART part_double;
-
-"""
-"""Text that precedes the kernels."""
-
-_HELPERS = {
-    "popcount32": """\
-static inline uint32_t popcount32(uint32_t x) {
-#if defined(__GNUC__) && (defined(__POPCNT__) || defined(__aarch64__) || defined(__ARM_NEON) || \\
-    defined(__riscv_zbb) || defined(__wasm__) || defined(__VSX__))
-  return (uint32_t)__builtin_popcount(x);
-#else
-  x -= (x >> 1) & 0x55555555u;
-  x = (x & 0x33333333u) + ((x >> 2) & 0x33333333u);
-  x = (x + (x >> 4)) & 0x0f0f0f0fu;
-  return (x * 0x01010101u) >> 24;
-#endif
-}
-""",
-    "bits_of": """\
-static inline uint32_t bits_of(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-""",
-    "float_of": """\
-static inline float float_of(uint32_t bits) {
-  float x;
-  memcpy(&x, &bits, sizeof x);
-  return x;
-}
-""",
-    "float16_value": """\
-static inline float float16_value(uint16_t half) {
-  uint32_t sign = (half & 0x8000u) << 16, rest = (half & 0x7fffu) << 13;
-  if (rest >= 0x0f800000u) return float_of(sign | rest | 0x7f800000u);
-  return float_of(sign | bits_of(float_of(rest) * 5.192296858534828e+33f)); /* 2 to the 112 */
-}
-""",
-    "float16_of": """\
-static inline uint16_t float16_of(float x) {
-  uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
-  if (size > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
-  if (size >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* more than the largest */
-  if (size < 0x38800000u) {
-    size = bits_of(float_of(size) + 0.5f) - 0x3f000000u; /* in units of 2 to the -24 */
-  } else {
-    size = (size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13;
-  }
-  return (uint16_t)(sign | size);
-}
-""",
-    "bfloat16_value": """\
-static inline float bfloat16_value(uint16_t half) { return float_of((uint32_t)half << 16); }
-""",
-    "bfloat16_of": """\
-static inline uint16_t bfloat16_of(float x) {
-  uint32_t bits = bits_of(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
-  return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-}
-""",
-}
-"""Helper functions, written if a kernel calls them; later ones call earlier ones."""
-
-_CHOICES = {"<": "min", ">": "max"}
-
 MAX_REPEATED = 60
 """Characters of operands up to which a minimum or maximum repeats them. Nested ones would otherwise
 double in length each time."""
-
-_HELPERS.update(
-    (
-        f"{name}_{dtype}",
-        f"static inline {c} {name}_{dtype}({c} a, {c} b) {{\n"
-        f"  return ({c})(a {symbol} b ? a : b);\n}}\n",
-    )
-    for symbol, name in _CHOICES.items()
-    for dtype, c in C_TYPES.items()
-)
 
 _HALVES = ("float16", "bfloat16")
 
@@ -266,7 +162,7 @@ class _Expressions:
         self._names: dict[Any, str] = {}
         functions = *_FUNCTIONS, *(f"{name}f" for name in _FUNCTIONS)
         parts = (f"part_{kind}" for kind in C_TYPES.values())
-        self._taken = {"scratch", *functions, *_HELPERS, *_OWN, *parts}
+        self._taken = {"scratch", *functions, *HELPERS, *_OWN, *parts}
         self._kinds: dict[str, str] = {}  # types of pointers and arrays, by name
         self._scalars: set[str] = set()
         self._views: Mapping[Any, Any] = {}
@@ -367,7 +263,7 @@ class _Expressions:
     def _chosen(self, symbol: str, expr: Expr) -> str:
         a, b, dtype = self._text(expr.a, 1), self._text(expr.b, 1), _dtype(expr)
         if len(a) + len(b) > MAX_REPEATED:
-            name = f"{_CHOICES[symbol]}_{dtype}"
+            name = f"{CHOICES[symbol]}_{dtype}"
             self.helpers.add(name)
             return f"{name}({a}, {b})"
         return self._narrowed(f"{a} {symbol} {b} ? {a} : {b}", dtype)

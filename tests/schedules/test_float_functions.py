@@ -14,7 +14,7 @@ import pytest
 import tvm
 from tvm import te, tirx
 
-from bnncc.codegen import c_kernels, memory, pipeline
+from bnncc.codegen import c_helpers, c_kernels, memory, pipeline
 from bnncc.schedules import generic, portable
 from bnncc.schedules.float_functions import FUNCTIONS
 from bnncc.targets import catalog
@@ -95,7 +95,7 @@ def test_so_are_those_of_portable_c(contract: str, tmp_path: Path) -> None:
     count = SIZES["one by one"]
     kernels = {f"{n}_kernel": portable.schedule(definition(n, count)) for n in FUNCTIONS}
     source, *_ = c_kernels.build(kernels, pipeline.tvm_target(portable_c.C99))
-    (tmp_path / "k.c").write_bytes(c_kernels.PRELUDE.encode() + source)
+    (tmp_path / "k.c").write_bytes(c_helpers.PRELUDE.encode() + source)
     checked = ("-O2", "-march=native", "-fsanitize=undefined", "-fno-sanitize-recover=all")
     library = tmp_path / "k.so"
     command = ["gcc", *portable_c.STRICT, *checked, f"-ffp-contract={contract}", "-shared", "-fPIC"]
