@@ -62,8 +62,8 @@ registers taps share table rows: 9 byte accumulators leave room for their eighte
 _APART = (7, 2, 1, True)
 """The same for 64-byte vectors if taps have few table rows in common, as in 1x1 and strided layers
 and in images of at most 7 columns. Two channel vectors share each row instead; one vector takes 2
-to 20 % longer on Zen 5. On Zen 4 neither is faster where taps share few rows, although the 16-bit
-sums of two vectors are in memory."""
+to 20 % longer on Zen 5. On Zen 4, where the 16-bit sums of two vectors in memory cost more, earlier
+kernels with two took 0.93 to 1.10 of the time of these with one."""
 
 _WHOLE_ROW = 14
 """Columns up to which a row of output pixels is one tile of 64-byte vectors: two smaller tiles take
