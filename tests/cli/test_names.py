@@ -50,14 +50,15 @@ def test_the_command_line_warns_and_goes_on(
     (tmp_path / "logs").mkdir()
     old = ("--records", "logs", "--assume", "nothing", "--few-bit=planes")
     new = ("--tuning-dir", "logs", "--assume", "none", "--few-bit=bitplanes")
-    assert cli.main(["compile", MODEL, "-o", "old", *old]) == 0
+    # What is measured on this machine may differ between two compilations.
+    assert cli.main(["compile", MODEL, "-o", "old", "--no-measure", *old]) == 0
     warnings = [w for w in capsys.readouterr().err.splitlines() if w.startswith("warning: ")]
     assert [w.split(" is deprecated")[0] for w in warnings] == [
         "warning: --records",
         "warning: --assume nothing",
         "warning: --few-bit planes",
     ]
-    assert cli.main(["compile", MODEL, "-o", "new", *new]) == 0
+    assert cli.main(["compile", MODEL, "-o", "new", "--no-measure", *new]) == 0
     assert "deprecated" not in capsys.readouterr().err
     assert Path("old").read_bytes() == Path("new").read_bytes()
 
