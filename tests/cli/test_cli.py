@@ -20,7 +20,7 @@ import pytest
 
 from bnncc.cli import commands
 from bnncc.cli import main as cli
-from bnncc.errors import UsageError
+from bnncc.errors import BnnccError, UsageError
 from bnncc.files import npz_bytes
 from bnncc.options import CompileOptions, parse_input_shape, parse_input_uint8
 from tests.tiny import expected, tiny
@@ -314,6 +314,27 @@ def test_interrupt(path: Path) -> None:
         process.kill()
     assert process.returncode == 130
     assert err == "interrupted\n"
+
+
+@pytest.mark.parametrize("turned_into", [RuntimeError(), BnnccError("cannot be compiled")])
+def test_interrupt_in_a_callback_of_tvm(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    path: Path,
+    turned_into: Exception,
+) -> None:
+    def loaded(*args: object) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+        except KeyboardInterrupt:
+            raise turned_into from None  # as TVM does, of which not even a cause is left
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(commands, "_loaded", loaded)
+    assert cli.main(["bench", "tiny.bnncc"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 # ------------------------------------------------------------------------------------- options
