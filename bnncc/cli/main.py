@@ -297,11 +297,18 @@ def _run(verbs: Any) -> None:
     parser = add_verb(verbs, "run", "run an artifact on the arrays in a file", commands.run)
     add(parser, "artifact", "from `bnncc compile`", "ARTIFACT", path)
     group = parser.add_argument_group("data")
-    add(group, "--input", "an array per input, by name", "IN.npz", path, required=True)
+    add(
+        group,
+        "--input",
+        "an array per input, by name; or .npy, for one input",
+        "IN.npz",
+        path,
+        required=True,
+    )
     add(
         group,
         "--output",
-        "an array per output; `-`: standard output",
+        "an array per output; or .npy, for one output; `-`: standard output",
         "OUT.npz",
         path,
         required=True,
@@ -493,7 +500,7 @@ def _records(verbs: Any) -> None:
             "folder",
             "folder of records"
             + ("; default: those that come with bnncc" if name == "list" else ""),
-            "DIR" if name != "list" else "[DIR]",
+            "DIR",
             path,
             nargs="?" if name == "list" else None,
         )

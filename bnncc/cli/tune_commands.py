@@ -20,6 +20,7 @@ from bnncc.cli.asked import (
 )  # fmt: skip
 from bnncc.console import Console
 from bnncc.errors import TuningError, UsageError
+from bnncc.progress import START, phase
 
 FOLDER = Path("tune_logs")
 """Where records go if no folder is given."""
@@ -56,7 +57,8 @@ def tune(args: Namespace, console: Console) -> int:
     folder = _folder(args)
     args.records = []
     options = replace(options_of(args), threads=args.threads or 1, tuned=False, confirm=False)
-    from bnncc.tuning import network
+    with phase(START):
+        from bnncc.tuning import network
 
     result = network.tune(
         args.models[0],

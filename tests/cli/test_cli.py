@@ -175,6 +175,10 @@ def test_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez_compressed("in.npz", **{"x/in:0": np.asfortranarray(x), "y": x})
     assert cli.main(["run", "tiny.bnncc", "--input", "in.npz", "--output", "out.npz"]) == 0
     assert sorted(p.name for p in path.parent.iterdir()) == ["in.npz", "out.npz", "tiny.bnncc"]
+    err = fails(capsys, 2, "run", "tiny.bnncc", "--input", "in.npz", "--output", "out.npy")
+    assert (
+        "out.npy: an .npy file has one array, the network 2 outputs\n\nhint: write out.npz" in err
+    )
 
 
 class Evil:
@@ -241,8 +245,8 @@ def test_explain_artifact(path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     out, err = capsys.readouterr()
     assert err == ""
     lines = out.splitlines()
-    assert " ".join(lines[2].split()) == "mm float float nx8 0.00 ?"
-    assert " ".join(lines[3].split()) == "add other nx8 ?"
+    assert " ".join(lines[2].split()) == "mm float float nx8 0.00"
+    assert " ".join(lines[3].split()) == "add other nx8"
     why = lines.index("float: mm")
     assert lines[why + 1 : why + 3] == [
         "  weights of `mm` are not two-valued", "  -> train them binary"
