@@ -95,9 +95,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Return whether Ctrl-C was pressed, whatever TVM makes of the exception.
+    """Note whether Ctrl-C is pressed: TVM's C++ code makes a `RuntimeError` of the exception.
 
-    A `KeyboardInterrupt` that passes through TVM's C++ code is a `RuntimeError` afterwards.
+    Yields
+    ------
+    Callable
+        Returns whether it was pressed in this context.
     """
     pressed = False
 

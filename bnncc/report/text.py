@@ -59,7 +59,7 @@ def text(
 
 def _operators(found: Sequence[Row], width: int) -> list[str]:
     """Return a line for each layer and each kernel without one."""
-    lines = [
+    lines: list[tuple[str, ...]] = [
         ("", "", "bits", "output", "mult-adds", "time", "time"),
         ("layer or operator", "kind", "data x w", "shape", "M", "us", "%"),
     ]
