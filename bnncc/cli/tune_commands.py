@@ -83,10 +83,10 @@ def tune(args: Namespace, console: Console) -> int:
 
 def _folder(args: Namespace) -> Path:
     """Return where records are read and written."""
-    if len(args.records) > 1 or args.untuned:
-        raise UsageError(
-            "tune takes at most one --tuning-dir, which it reads and writes, and no --untuned"
-        )
+    if args.untuned:
+        raise UsageError("--untuned cannot be combined with `tune`, which reads and writes records")
+    if len(args.records) > 1:
+        raise UsageError("tune takes at most one --tuning-dir, which it reads and writes")
     folder: Path = args.records[0] if args.records else FOLDER
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder}: is a file, not a folder of records")

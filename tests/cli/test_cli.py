@@ -155,6 +155,8 @@ def test_bad_paths(
         (("compile", "tiny.bnncc", "-o", ""), "-o/--output: an empty name is given"),
         (("compile", "tiny.bnncc", "--dump-ir", "tiny.bnncc"), "is a file, expected a folder"),
         (("tune", "tiny.bnncc", "--tuning-dir", "tiny.bnncc"), "not a folder of records"),
+        (("tune", "tiny.bnncc", "--untuned"), "--untuned cannot be combined with `tune`"),
+        (("tune", "tiny.bnncc", *["--tuning-dir", "a"] * 2), "at most one --tuning-dir, which"),
         (("verify", "m.onnx", "tiny.bnncc", "--seed", "x"), "`x` is not a number from 0"),
     ],
 )  # fmt: skip
