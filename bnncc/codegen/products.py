@@ -7,6 +7,7 @@ through all of these without copies.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from tvm import relax, te, tirx
@@ -26,32 +27,34 @@ FEW_ROWS = 8
 
 def matmul(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) -> relax.Expr | None:
     """Return a float32 MatMul that reads through views, or None if there are no views."""
-    shapes = [graph.types[name].shape for name in node.inputs]
-    left, right = shapes
-    fixed = all(isinstance(d, int) for shape in shapes for d in shape)
-    if graph.types[node.inputs[0]].dtype != "float32" or not fixed or len(left) < 3:
+    first, second = (graph.types[name].shape for name in node.inputs)
+    if graph.types[node.inputs[0]].dtype != "float32" or len(first) < 3:
         return None
-    if left[:-2] != right[:-2]:
+    if first[:-2] != second[:-2]:
         return None
+    left, right = (_shape(arg) for arg in args)
     (a, a_at), (b, b_at) = (source_of(arg, bb) for arg in args)
-    if b is not args[1] and int(left[-2]) >= FEW_ROWS and not _along_last(b, b_at, right):
+    many = not isinstance(left[-2], int) or left[-2] >= FEW_ROWS
+    if b is not args[1] and many and not _along_last(b, b_at, right):
         b, b_at = args[1], _same
     if a is args[0] and b is args[1]:
         return None
 
-    def compute(*tensors: te.Tensor) -> te.Tensor:
+    def compute(sizes: list[Expr], *tensors: te.Tensor) -> te.Tensor:
         x, y = tensors[0], tensors[-1]
-        k = te.reduce_axis((0, left[-1]), "k")
+        *rows, depth, columns = sizes
+        k = te.reduce_axis((0, depth), "k")
 
         def total(*at: Expr) -> Expr:
             *batch, row, column = at
             one, other = a_at([*batch, row, k]), b_at([*batch, k, column])
             return te.sum(x(*one) * y(*other), axis=k)
 
-        return te.compute([*left[:-1], right[-1]], total, name="product")
+        return te.compute([*rows, columns], total, name="product")
 
     operands = [a] if a is b else [a, b]
-    return bb.emit_te(compute, *operands, primfunc_name_hint="matmul")
+    sizes = relax.ShapeExpr([*left, right[-1]])
+    return bb.emit_te(compute, sizes, *operands, primfunc_name_hint="matmul")
 
 
 def _same(at: Index) -> Index:
@@ -74,22 +77,18 @@ def source_of(expr: Expr, bb: relax.BlockBuilder) -> tuple[Expr, Place]:
     made = bb.lookup_binding(expr) if isinstance(expr, relax.Var) else None
     name = str(getattr(getattr(made, "op", None), "name", ""))
     rule = _VIEWS.get(name)
-    if made is None or rule is None or not _fixed(expr) or not _fixed(made.args[0]):
+    outer = rule(made) if made is not None and rule is not None else None
+    if outer is None:
         return expr, _same
     source, inner = source_of(made.args[0], bb)
     if rule is _reshaped and source.same_as(made.args[0]):
         return expr, _same  # the same memory, with simpler indices
-    outer = rule(made)
     return source, lambda at: inner(outer(at))
 
 
 def _shape(expr: Expr) -> list[Any]:
-    return [int(d) for d in expr.ty.shape.values]
-
-
-def _fixed(expr: Expr) -> bool:
-    shape = getattr(getattr(expr, "ty", None), "shape", None)
-    return shape is not None and all(isinstance(d, tirx.IntImm) for d in shape.values)
+    """Return the sizes of a tensor, as numbers where they are known."""
+    return [int(d) if isinstance(d, tirx.IntImm) else d for d in expr.ty.shape.values]
 
 
 def _permuted(call: relax.Call) -> Place:
@@ -99,31 +98,65 @@ def _permuted(call: relax.Call) -> Place:
     return lambda at: [at[order.index(k)] for k in range(rank)]
 
 
-def _reshaped(call: relax.Call) -> Place:
+def _reshaped(call: relax.Call) -> Place | None:
+    """Return the index function of a reshape; None if it would divide by a symbolic size."""
     have, made = _shape(call.args[0]), _shape(call)
+    ends, others = _products(have), _products(made)
+    cuts = [(0, 0), *((ends[size], others[size]) for size in ends if size in others)]
+    parts = [
+        (have[a:b], range(c, d)) for (a, c), (b, d) in pairwise([*cuts, (len(have), len(made))])
+    ]
+    for sizes, axes in parts:
+        apart = len([size for size in sizes if size != 1]) > 1 or len(axes) > 1
+        if apart and not all(isinstance(s, int) for s in [*sizes, *(made[k] for k in axes)]):
+            return None
 
     def place(at: Index) -> Index:
-        flat: Expr = tirx.const(0, "int64")
-        for size, index in zip(made, at, strict=True):
-            flat = flat * size + index
         found: list[Expr] = []
-        for size in reversed(have):
-            found.insert(0, tirx.floormod(flat, size))
-            flat = tirx.floordiv(flat, size)
+        for sizes, axes in parts:
+            flat: Expr = at[axes[0]] if axes else tirx.const(0, "int64")
+            for k in axes[1:]:
+                flat = flat * made[k] + at[k]
+            where: list[Expr] = []
+            for size in reversed(sizes):
+                alone = len(sizes) == 1
+                where.insert(0, flat if alone else tirx.floormod(flat, size))
+                flat = tirx.floordiv(flat, size)
+            found += where
         return found
 
     return place
 
 
-def _broadcast(call: relax.Call) -> Place:
-    have = _shape(call.args[0])
+def _products(shape: Sequence[Any]) -> dict[tuple[int, tuple[str, ...]], int]:
+    """Return how many of the first axes have how many elements: a number and symbolic sizes.
+
+    Where two shapes have one in common, a reshape does not mix the axes before and behind.
+    """
+    number, symbols = 1, list[str]()
+    found = {(1, ()): 0}
+    for count, size in enumerate(shape, 1):
+        if isinstance(size, int):
+            number *= size
+        else:
+            symbols.append(str(size))
+        found[number, tuple(sorted(symbols))] = count
+    return found
+
+
+def _broadcast(call: relax.Call) -> Place | None:
+    have, made = _shape(call.args[0]), _shape(call)
+    kept = made[len(made) - len(have) :]
+    ones = [isinstance(size, int) and size == 1 for size in have]
+    if not all(one or str(a) == str(b) for one, a, b in zip(ones, have, kept, strict=True)):
+        return None
     return lambda at: [
-        tirx.const(0, "int64") if size == 1 else index
-        for size, index in zip(have, at[len(at) - len(have) :], strict=True)
+        tirx.const(0, "int64") if one else index
+        for one, index in zip(ones, at[len(at) - len(have) :], strict=True)
     ]
 
 
-_VIEWS: dict[str, Callable[[relax.Call], Place]] = {
+_VIEWS: dict[str, Callable[[relax.Call], Place | None]] = {
     "relax.permute_dims": _permuted,
     "relax.reshape": _reshaped,
     "relax.expand_dims": _reshaped,

@@ -93,7 +93,7 @@ def rotary(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) ->
     half = int(shape[-1]) // 2
     source, place = source_of(args[0], bb)
 
-    def compute(x: te.Tensor, cos: te.Tensor, sin: te.Tensor) -> te.Tensor:
+    def compute(sizes: list[Expr], x: te.Tensor, cos: te.Tensor, sin: te.Tensor) -> te.Tensor:
         def value(*at: Expr) -> Expr:
             *row, side, column = at
             here, there = ([*row, k * half + column] for k in (side, 1 - side))
@@ -101,10 +101,11 @@ def rotary(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) ->
             straight = x(*place(here)) * _broadcast(cos, here)
             return straight + x(*place(there)) * sign * _broadcast(sin, here)
 
-        return te.compute([*shape[:-1], 2, half], value, name="rotated")
+        return te.compute([*sizes[:-1], 2, half], value, name="rotated")
 
-    made = bb.emit_te(compute, source, *args[1:], primfunc_name_hint="rotary")
-    return relax.op.reshape(made, relax.ShapeExpr(shape))
+    whole = relax.ShapeExpr(shape)
+    made = bb.emit_te(compute, whole, source, *args[1:], primfunc_name_hint="rotary")
+    return relax.op.reshape(made, whole)
 
 
 def elementwise(function: Callable[[Expr], Expr]) -> Callable[..., relax.Expr | None]:

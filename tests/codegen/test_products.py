@@ -12,8 +12,11 @@ from tests.collection.builder import Net
 HEADS, SHARED, DEPTH = 4, 2, 24
 
 
-def attention(rows: int, seen: int, *, masked: bool) -> onnx.ModelProto:
-    """Return attention of `HEADS` heads, of which some have keys and values in common."""
+def attention(rows: int | str, seen: int | str, *, masked: bool) -> onnx.ModelProto:
+    """Return attention of `HEADS` heads, of which some have keys and values in common.
+
+    Sizes that are names are symbolic.
+    """
     net = Net(17)
     q = net.input("q", [1, rows, HEADS * DEPTH])
     k, v = (net.input(name, [1, seen, SHARED * DEPTH]) for name in "kv")
@@ -21,22 +24,23 @@ def attention(rows: int, seen: int, *, masked: bool) -> onnx.ModelProto:
     def shaped(x: str, *shape: int) -> str:
         return net.op("Reshape", x, net.const(shape, np.int64))
 
-    def heads(x: str, count: int, length: int) -> str:
-        return net.op("Transpose", shaped(x, 1, length, count, DEPTH), perm=[0, 2, 1, 3])
+    def heads(x: str, count: int) -> str:
+        return net.op("Transpose", shaped(x, 1, 0, count, DEPTH), perm=[0, 2, 1, 3])
 
     def repeated(x: str) -> str:
-        wide = net.op("Unsqueeze", heads(x, SHARED, seen), net.const([2], np.int64))
-        shape = net.const([1, SHARED, HEADS // SHARED, seen, DEPTH], np.int64)
-        return shaped(net.op("Expand", wide, shape), 1, HEADS, seen, DEPTH)
+        wide = net.op("Unsqueeze", heads(x, SHARED), net.const([2], np.int64))
+        before, behind = (net.const(d, np.int64) for d in ([1, SHARED, HEADS // SHARED], [DEPTH]))
+        shape = net.op("Concat", before, net.op("Shape", x, start=1, end=2), behind, axis=0)
+        return shaped(net.op("Expand", wide, shape), 1, HEADS, -1, DEPTH)
 
     keys = net.op("Transpose", repeated(k), perm=[0, 1, 3, 2])
-    scores = net.op("MatMul", heads(q, HEADS, rows), keys)
+    scores = net.op("MatMul", heads(q, HEADS), keys)
     scores = net.op("Div", scores, net.const(np.float32(DEPTH**0.5)))
-    if masked:
+    if masked and isinstance(rows, int) and isinstance(seen, int):
         scores = net.op("Add", scores, net.const(mask(rows, seen)))
     made = net.op("MatMul", net.op("Softmax", scores, axis=-1), repeated(v))
     joined = net.op("Transpose", made, perm=[0, 2, 1, 3])
-    net.output(shaped(joined, 1, rows, HEADS * DEPTH))
+    net.output(shaped(joined, 1, -1, HEADS * DEPTH))
     return net.model()
 
 
@@ -44,14 +48,12 @@ def mask(rows: int, seen: int) -> np.ndarray:
     return np.triu(np.full((1, 1, rows, seen), -np.inf, np.float32), 1)
 
 
-@pytest.mark.parametrize(
-    ("rows", "seen", "masked"), [(16, 16, True), (9, 20, False), (1, 33, False), (3, 5, True)]
-)
-def test_attention_of_shared_heads(rows: int, seen: int, masked: bool) -> None:
-    artifact = bnncc.compile(attention(rows, seen, masked=masked), target="native")
+def check(artifact: bnncc.Artifact, rows: int, seen: int, masked: bool) -> None:
+    """Compare the artifact of `attention` with NumPy."""
     rng = np.random.default_rng(rows)
-    shapes = {info.name: [int(d) for d in info.shape] for info in artifact.inputs}
-    feeds = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    feeds = {"q": rng.normal(size=(1, rows, HEADS * DEPTH)).astype(np.float32)}
+    for name in "kv":
+        feeds[name] = rng.normal(size=(1, seen, SHARED * DEPTH)).astype(np.float32)
     q, k, v = (
         feeds[name][0].reshape(length, -1, DEPTH).transpose(1, 0, 2).astype(np.float64)
         for name, length in (("q", rows), ("k", seen), ("v", seen))
@@ -63,8 +65,34 @@ def test_attention_of_shared_heads(rows: int, seen: int, masked: bool) -> None:
     found = next(iter(artifact.run(feeds).values()))
     wanted = wanted.transpose(1, 0, 2).reshape(found.shape)
     np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
-    copies = [k["name"] for k in artifact.report["kernels"] if "broadcast" in k["name"]]
-    assert len(copies) == (rows >= 8)  # of the keys, turned, where many rows read them
+
+
+def copies(artifact: bnncc.Artifact) -> list[str]:
+    """Return the kernels that repeat keys or values."""
+    return [k["name"] for k in artifact.report["kernels"] if "broadcast" in k["name"]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "seen", "masked"), [(16, 16, True), (9, 20, False), (1, 33, False), (3, 5, True)]
+)
+def test_attention_of_shared_heads(rows: int, seen: int, masked: bool) -> None:
+    artifact = bnncc.compile(attention(rows, seen, masked=masked), target="native")
+    check(artifact, rows, seen, masked)
+    assert len(copies(artifact)) == (rows >= 8)  # of the keys, turned, where many rows read them
+
+
+def test_one_row_reads_any_number_of_keys_in_place() -> None:
+    artifact = bnncc.compile(attention(1, "S", masked=False), threads=1)
+    for seen in (1, 2, 15, 33):
+        check(artifact, 1, seen, masked=False)
+    assert not copies(artifact)
+
+
+def test_any_number_of_rows_and_keys() -> None:
+    artifact = bnncc.compile(attention("R", "S", masked=False), threads=1)
+    for rows, seen in ((1, 1), (7, 16), (17, 3)):
+        check(artifact, rows, seen, masked=False)
+    assert len(copies(artifact)) == 1
 
 
 def test_reshapes_between_kernels_copy_nothing() -> None:
