@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from bnncc.options import Uint8Input
     from bnncc.runtime.artifact import Artifact
     from bnncc.runtime.runner import bench
+    from bnncc.runtime.session import aligned_empty
 
 __all__ = [
     "Artifact",
     "BnnccError",
     "Uint8Input",
     "__version__",
+    "aligned_empty",
     "bench",
     "compile",
     "explain",
@@ -40,6 +42,7 @@ _LAZY = {
     "Artifact": ("bnncc.runtime.artifact", "Artifact"),
     "BnnccError": ("bnncc.errors", "BnnccError"),
     "Uint8Input": ("bnncc.options", "Uint8Input"),
+    "aligned_empty": ("bnncc.runtime.session", "aligned_empty"),
     "bench": ("bnncc.runtime.runner", "bench"),
     "compile": ("bnncc.driver", "compile"),
     "explain": ("bnncc.api", "explain"),

@@ -48,6 +48,7 @@ from bnncc.targets.catalog import NATIVE, resolve
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import from_json, zero_planes
 from bnncc.trace import Trace
+from bnncc.transform.caches import caches
 from bnncc.transform.first_layer import Relaxed, relax_first_layer
 from bnncc.transform.float_precision import in_three_terms, round_layers
 from bnncc.transform.half_floats import round_floats, store_halves
@@ -81,6 +82,7 @@ def compile(
     dynamic_shapes: Any = None,
     input_shapes: Mapping[str, tuple[int | str, ...]] | None = None,
     max_dims: Mapping[str, int] | None = None,
+    in_place: Mapping[str, str] | None = None,
     assume: Assume = "none",
     sign_zero: SignZero = "exact",
     float_conv: FloatConv = "filtered",
@@ -120,6 +122,9 @@ def compile(
         Shapes that replace those in the file.
     max_dims : mapping of str to int, optional
         The greatest sizes of symbolic dimensions.
+    in_place : mapping of str to str, optional
+        Outputs that append to an input, by its name, such as key/value caches: `Artifact.run`
+        writes only what is new if both are views of one array.
     assume : {"none", "dabnn"}
         What to assume beyond the model: ``dabnn`` applies sign() to the input of every convolution
         with binary weights, and pads it with -1.
@@ -184,6 +189,7 @@ def compile(
         params=params,
         input_shapes={} if input_shapes is None else input_shapes,
         max_dims={} if max_dims is None else max_dims,
+        in_place={} if in_place is None else in_place,
         assume=assume,
         sign_zero=sign_zero,
         float_conv=float_conv,
@@ -301,6 +307,8 @@ def compile_c(
         )
     if options.check_finite:
         raise UsageError("--check-finite needs TVM's runtime, which C code lacks")
+    if options.in_place:
+        raise UsageError("--in-place needs TVM's runtime, which C code lacks")
     trace = trace or Trace(options.dump_ir)
     made = _scheduled(model, replace(options, threads=1), target, trace, fixed=True)
     network = made.lowered
@@ -367,6 +375,8 @@ def _target(options: CompileOptions) -> TargetSpec:
                 f"{option} float16 needs a GPU target, and {target.name} is not one",
                 hint="on CPUs, --first-layer takes bfloat16 and int8",
             )
+    if options.in_place and target.kind == "cuda":
+        raise UsageError(f"--in-place needs a CPU target, and {target.name} is not one")
     for_cpus = {
         "--float-precision": options.float_precision, "--float-products": options.float_products,
     }  # fmt: skip
@@ -471,7 +481,9 @@ def _lowered(
         from bnncc.codegen import pipeline
         from bnncc.codegen.lower import to_relax
 
-        module = to_relax(physical, checks=target.kind != "cuda")
+        names = [info.name for info in inputs], [info.name for info in outputs]
+        pairs = caches(physical, *names, options.in_place)
+        module = to_relax(physical, checks=target.kind != "cuda", pairs=pairs)
     trace.module("relax", module)
     with trace.timed("legalize", "write kernels as TensorIR"):
         module = pipeline.legalize(module, target)

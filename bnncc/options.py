@@ -88,6 +88,8 @@ class CompileOptions:
     """Shapes that replace those in the file; a str is a symbolic dimension."""
     max_dims: Mapping[str, int] = field(default_factory=dict)
     """The greatest sizes of symbolic dimensions; inputs beyond are rejected."""
+    in_place: Mapping[str, str] = field(default_factory=dict)
+    """Outputs that continue an input, by its name, and may be in the caller's memory of it."""
     assume: Assume = "none"
     sign_zero: SignZero = "exact"
     float_conv: FloatConv = "filtered"
@@ -133,6 +135,8 @@ class CompileOptions:
         for dim, most in self.max_dims.items():
             if not 0 < most <= MAX_DIM:
                 raise UsageError(f"max_dims: `{dim}` is {most}, outside 1 .. {MAX_DIM}")
+        if len(set(self.in_place.values())) != len(self.in_place):
+            raise UsageError(f"in_place names an output twice: {', '.join(self.in_place.values())}")
         names = [spec.name for spec in self.input_uint8]
         if len(set(names)) != len(names):
             raise UsageError(f"input_uint8 names an input twice: {', '.join(names)}")
@@ -160,6 +164,9 @@ class CompileOptions:
         for dim, most in self.max_dims.items():
             if not isinstance(dim, str) or type(most) is not int:
                 refuse_type(f"max_dims[{dim!r}]", most, "an int by the name of a dimension")
+        for past, present in self.in_place.items():
+            if not isinstance(past, str) or not isinstance(present, str):
+                refuse_type(f"in_place[{past!r}]", present, "an output's name by an input's")
         for spec in self.input_uint8:
             if not isinstance(spec, Uint8Input):
                 refuse_type("input_uint8", spec, "bnncc.Uint8Input")
@@ -186,6 +193,7 @@ _TYPES: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
     (("params", "dump_ir"), (*_PATH, _NONE), "a path"),
     (("input_shapes",), (Mapping,), "a mapping of str to tuple"),
     (("max_dims",), (Mapping,), "a mapping of str to int"),
+    (("in_place",), (Mapping,), "a mapping of str to str"),
     (("check_finite", "tuned", "confirm"), (bool,), "True or False"),
     (("threads",), (int, _NONE), "an int"),
     (("seed",), (int,), "an int"),
@@ -246,6 +254,27 @@ def parse_max_dim(text: str) -> tuple[str, int]:
             hint="the name of a symbolic dimension and its greatest size: --max-dim tokens=512",
         )
     return name, int(number)
+
+
+def parse_in_place(text: str) -> tuple[str, str]:
+    """Read ``past_key=present_key``.
+
+    Raises
+    ------
+    UsageError
+        If it is something else.
+
+    Examples
+    --------
+    >>> parse_in_place("past_key=present_key")
+    ('past_key', 'present_key')
+    """
+    past, _, present = text.partition("=")
+    if not past or not present:
+        raise UsageError(
+            f"`{text}` is not INPUT=OUTPUT", hint="a cache: --in-place past_key=present_key"
+        )
+    return past, present
 
 
 def parse_input_uint8(text: str) -> Uint8Input:

@@ -16,6 +16,7 @@ from bnncc.errors import BnnccError, UsageError
 from bnncc.options import (
     CHOICES,
     CompileOptions,
+    parse_in_place,
     parse_input_shape,
     parse_input_uint8,
     parse_max_dim,
@@ -286,6 +287,16 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "largest size of a symbolic dimension, for example a number of tokens; repeatable",
         "NAME=SIZE",
         option(parse_max_dim),
+        action="append",
+        default=[],
+    )
+    add(
+        group,
+        "--in-place",
+        "let an output that appends to an input be in the same memory, as for a key/value cache; "
+        "repeatable",
+        "INPUT=OUTPUT",
+        option(parse_in_place),
         action="append",
         default=[],
     )

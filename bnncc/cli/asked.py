@@ -25,6 +25,7 @@ def options_of(args: Namespace) -> CompileOptions:
         params=args.params,
         input_shapes=dict(args.input_shape),
         max_dims=dict(args.max_dim),
+        in_place=dict(args.in_place),
         **{name: getattr(args, name) for name in CHOICES},
         check_finite=args.check_finite,
         input_uint8=tuple(args.input_uint8),

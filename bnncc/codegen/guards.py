@@ -7,16 +7,15 @@ clipped, and a divisor is never 0, nor -1 for the smallest integer, which traps 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import tvm_ffi
 from tvm import relax, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from bnncc.codegen.sizes import symbols_of
+from bnncc.codegen.sizes import renamed, symbols_of
 from bnncc.ir.demands import MARK, Demand
 
 _OPAQUE = 8
@@ -77,7 +76,7 @@ def _kernel(demand: Demand, kind: Any, sizes: Sequence[Any]) -> tirx.PrimFunc:
              for d in kind.shape.values]  # fmt: skip
     named = {d.name: d for d in shape if isinstance(d, tirx.Var)}
     free = {s.name: tirx.Var(s.name, "int64") for s in symbols_of(sizes) if s.name not in named}
-    limits = [_renamed(size, named | free) for size in sizes]
+    limits = [renamed(size, named | free) for size in sizes]
     message = f"{MARK}{_plain(str(demand))}"
     with IRBuilder() as builder:
         with T.prim_func(s_tir=True):
@@ -96,13 +95,6 @@ def _kernel(demand: Demand, kind: Any, sizes: Sequence[Any]) -> tirx.PrimFunc:
                     with T.Assert(ok, message, "ValueError"):
                         T.buffer_store(made, result, place)
         return builder.get()
-
-
-def _renamed(size: Any, named: Mapping[str, tirx.Var]) -> Any:
-    """Return a size with other variables of the same names."""
-    if isinstance(size, int):
-        return size
-    return tvm_ffi.structural_map(size, (tirx.Var, lambda var: named[var.name]))
 
 
 def _judged(

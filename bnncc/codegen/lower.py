@@ -14,7 +14,7 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from bnncc.codegen import converters, guards, ops
+from bnncc.codegen import converters, guards, in_place, ops
 from bnncc.errors import ModelError, UnsupportedOp
 from bnncc.ir.demands import WHOLE_MOVES, Demand, demands, integer_ranges, limits_of_inputs, met
 from bnncc.ir.dims import Dim, evaluated
@@ -26,7 +26,9 @@ from bnncc.ir.schema import is_default
 from bnncc.transform.physical import KERNEL
 
 
-def to_relax(graph: Graph, *, checks: bool = True) -> tvm.IRModule:
+def to_relax(
+    graph: Graph, *, checks: bool = True, pairs: Mapping[str, str] | None = None
+) -> tvm.IRModule:
     """Build the Relax module of a physical graph.
 
     Parameters
@@ -35,6 +37,8 @@ def to_relax(graph: Graph, *, checks: bool = True) -> tvm.IRModule:
         From `transform.fuse`.
     checks : bool
         Whether code may check indices and divisors; GPU code cannot report failures.
+    pairs : mapping of str to str, optional
+        Outputs, by the input that each continues in the caller's memory.
 
     Returns
     -------
@@ -49,12 +53,13 @@ def to_relax(graph: Graph, *, checks: bool = True) -> tvm.IRModule:
         message names the node.
     """
     ops.register()
-    return _Lowering(graph, checks).run()
+    return _Lowering(graph, checks, pairs or {}).run()
 
 
 class _Lowering:
-    def __init__(self, graph: Graph, checks: bool) -> None:
+    def __init__(self, graph: Graph, checks: bool, pairs: Mapping[str, str]) -> None:
         self.graph = graph
+        self.pairs = pairs
         self.checks = checks
         self.ranges = integer_ranges(graph)
         self.allowed = limits_of_inputs(graph)
@@ -70,7 +75,14 @@ class _Lowering:
         ]
         self.values.update(zip(self.graph.inputs, params, strict=True))
         find_sizes(self.graph)
-        with self.bb.function("main", params, attrs={"num_input": len(params)}):
+        attrs: dict[str, Any] = {"num_input": len(params)}
+        if self.pairs:
+            ends = [
+                (self.graph.inputs.index(past), self.graph.outputs.index(present))
+                for past, present in self.pairs.items()
+            ]
+            attrs[in_place.PAIRS] = [k for pair in ends for k in pair]
+        with self.bb.function("main", params, attrs=attrs):
             with self.bb.dataflow():
                 for node in self.graph.nodes:
                     self._emit(node)
@@ -129,6 +141,11 @@ class _Lowering:
             results = [made] if len(node.outputs) == 1 else [
                 self.bb.emit(relax.TupleGetItem(made, k)) for k in range(len(node.outputs))
             ]  # fmt: skip
+        elif node.outputs[0] in self.pairs.values():
+            past, new = map(self._value, node.inputs)
+            made = self._type(self.graph.types[node.outputs[0]])
+            axis = node.attrs["axis"] % len(made.shape)
+            results = [in_place.append(self.bb, past, new, made, axis)]
         elif node.op in _SHAPED:  # TVM's converters do not handle symbolic shapes
             shape = relax.ShapeExpr(self._shape(self.graph.types[node.outputs[0]]))
             results = [self.bb.emit(_SHAPED[node.op](self._value(node.inputs[0]), shape))]

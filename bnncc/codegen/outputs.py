@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax
 
 INTO = "main_into"
@@ -33,6 +34,13 @@ def operator(value: Any) -> str:
     return getattr(getattr(value, "op", None), "name", "")
 
 
+def _made(expr: Any, bound: dict[Any, Any]) -> Any:
+    """Resolve aliases and reshapes of `expr`."""
+    var = origin(expr, bound)
+    value: Any = bound.get(var)
+    return _made(value.args[0], bound) if operator(value) == "relax.reshape" else var
+
+
 def with_outputs(module: tvm.IRModule, _: Any) -> tvm.IRModule:
     """Add a function that writes its outputs to parameters.
 
@@ -50,17 +58,25 @@ def with_outputs(module: tvm.IRModule, _: Any) -> tvm.IRModule:
     bound = values(main)
     result = origin(main.body.body, bound)
     results = result.fields if isinstance(result, relax.Tuple) else [result]
-    made = [origin(field, bound) for field in results]
+    made = [_made(field, bound) for field in results]
     names = [operator(bound.get(var)) for var in made]
     if set(names) != {"relax.builtin.alloc_tensor"} or len(set(made)) != len(made):
         return module
-    given = {var: relax.Var(f"out{k}", var.ty) for k, var in enumerate(made)}
-    blocks = [
-        relax.BindingBlock([
-            relax.VarBinding(b.var, given[b.var]) if b.var in given else b for b in block.bindings
-        ])
-        for block in main.body.blocks
-    ]  # fmt: skip
+    given = {
+        var: relax.Var(f"out{k}", field.ty)
+        for k, (var, field) in enumerate(zip(made, results, strict=True))
+    }
+
+    def placed(binding: Any) -> Any:
+        var = binding.var
+        if var not in given:
+            return binding
+        same = tvm_ffi.structural_equal(given[var].ty, var.ty)
+        return relax.VarBinding(
+            var, given[var] if same else relax.op.reshape(given[var], var.ty.shape)
+        )
+
+    blocks = [relax.BindingBlock([*map(placed, block.bindings)]) for block in main.body.blocks]
     body = relax.SeqExpr(blocks, main.body.body)
     params = [*main.params, *given.values()]
     into = relax.Function(params, body, main.ret_ty, main.is_pure, main.attrs)

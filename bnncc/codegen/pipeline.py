@@ -13,7 +13,7 @@ from tvm.relax import backend, transform
 
 import bnncc.schedules.generic as generic
 from bnncc import schedules
-from bnncc.codegen import gpu, memory
+from bnncc.codegen import gpu, in_place, memory
 from bnncc.codegen.arguments import mark_trusting
 from bnncc.codegen.ops import register
 from bnncc.codegen.outputs import with_outputs
@@ -254,12 +254,15 @@ def build(
         Scratch memory by kernel.
     """
     on_gpu = target.kind == "cuda"
+    if in_place.PAIRS in (module["main"].attrs or {}):
+        in_place.check(with_outputs(planned(module), None))
     pipeline = tvm.transform.Sequential(
         [
             *_plan_passes(),
             transform.RewriteCUDAGraph()
             if on_gpu
             else tvm.transform.module_pass(with_outputs, opt_level=0),
+            tvm.transform.module_pass(in_place.with_in_place, opt_level=0),
             tvm.transform.module_pass(mark_trusting, opt_level=0),
             transform.LowerAllocTensor(),
             transform.KillAfterLastUse(),

@@ -77,11 +77,11 @@ def source_of(expr: Expr, bb: relax.BlockBuilder) -> tuple[Expr, Place]:
     made = bb.lookup_binding(expr) if isinstance(expr, relax.Var) else None
     name = str(getattr(getattr(made, "op", None), "name", ""))
     rule = _VIEWS.get(name)
-    outer = rule(made) if made is not None and rule is not None else None
-    if outer is None:
+    if made is None or rule is None or (view := rule(made)) is None:
         return expr, _same
+    outer: Place = view
     source, inner = source_of(made.args[0], bb)
-    if rule is _reshaped and source.same_as(made.args[0]):
+    if rule is _reshaped and source.same_as(made.args[0]) and _mixes(made):
         return expr, _same  # the same memory, with simpler indices
     return source, lambda at: inner(outer(at))
 
@@ -128,13 +128,22 @@ def _reshaped(call: relax.Call) -> Place | None:
     return place
 
 
+def _mixes(call: relax.Call) -> bool:
+    """Return whether a reshape does more than add or drop axes of size 1."""
+    have, made = (
+        [str(size) for size in _shape(expr) if not (isinstance(size, int) and size == 1)]
+        for expr in (call.args[0], call)
+    )
+    return have != made
+
+
 def _products(shape: Sequence[Any]) -> dict[tuple[int, tuple[str, ...]], int]:
     """Return how many of the first axes have how many elements: a number and symbolic sizes.
 
     Where two shapes have one in common, a reshape does not mix the axes before and behind.
     """
     number, symbols = 1, list[str]()
-    found = {(1, ()): 0}
+    found: dict[tuple[int, tuple[str, ...]], int] = {(1, ()): 0}
     for count, size in enumerate(shape, 1):
         if isinstance(size, int):
             number *= size

@@ -7,10 +7,11 @@ and in which kernels are found to be equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
@@ -22,6 +23,13 @@ def symbols_of(sizes: Iterable[Any]) -> list[tirx.Var]:
         for var in () if isinstance(size, int) else tirx.analysis.undefined_vars(size):
             found[var.name] = var
     return [found[name] for name in sorted(found)]
+
+
+def renamed(size: Any, named: Mapping[str, tirx.Var]) -> Any:
+    """Return a size with other variables of the same names."""
+    if isinstance(size, int):
+        return size
+    return tvm_ffi.structural_map(size, (tirx.Var, lambda var: named[var.name]))
 
 
 @tvm.transform.module_pass(opt_level=0, name="SortSizes")

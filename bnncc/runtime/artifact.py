@@ -299,7 +299,10 @@ class Artifact:
                 if self.device is None and self._gpus:
                     session = GpuSession(self._module, self.inputs, check_finite=check_finite)
                 elif self.device is None:
-                    session = Session(self._module, self.inputs, check_finite=check_finite)
+                    session = Session(
+                        self._module, self.inputs, check_finite=check_finite,
+                        in_place=self.manifest["semantics"].get("in_place"),
+                    )  # fmt: skip
                 else:
                     session = self.device.session(
                         self._module, self.inputs, check_finite=check_finite

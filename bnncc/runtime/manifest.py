@@ -138,6 +138,7 @@ def make(
                 for u in options.input_uint8
             ],
             "input_transform": _transform(options, inputs),
+            **({"in_place": dict(options.in_place)} if options.in_place else {}),
         },
         "options": {
             "threads": options.threads,
@@ -275,6 +276,11 @@ class _Checker:
         self.typed(semantics, "check_finite", bool, "semantics.")
         for name in CHOICES:
             self.typed(semantics, name, str, "semantics.")
+        if "in_place" in semantics:
+            pairs = self.typed(semantics, "in_place", dict, "semantics.")
+            for names, key in ((pairs.keys(), "inputs"), (pairs.values(), "outputs")):
+                known = [tensor["name"] for tensor in content[key]]
+                self.require(all(n in known for n in names), "semantics.in_place")
         self.typed(self.typed(content, "options", dict), "tuned", bool, "options.")
         self.report(self.typed(content, "report", dict))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -112,6 +111,8 @@ class Session:
     main_into : function or None
         Takes tensors for the outputs, too. Where there is one, nothing else holds what `main`
         returns.
+    main_in_place : function or None
+        As `main_into`, where the inputs of `in_place` are the front of their outputs.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Session:
         *,
         check_finite: bool,
         cpu: Any = None,
+        in_place: Mapping[str, str] | None = None,
     ) -> None:
         import tvm
         from tvm.runtime.vm import VirtualMachine
@@ -130,6 +132,8 @@ class Session:
         self.vm = VirtualMachine(module, self.cpu)
         self.main = self.vm["main"]
         self.main_into = self._main_into()
+        self.main_in_place = self.vm["main_in_place"] if in_place else None
+        self._in_place = dict(in_place or {})
         self.times_kernels = True
         self.threads: int | None = None
         self._inputs = inputs
@@ -174,7 +178,8 @@ class Session:
             import tvm
 
             return tvm.runtime.tensor(np.asarray(array, order="C"))
-        if array.flags.c_contiguous and array.dtype.isnative:
+        whole = array.flags.c_contiguous or (info.name in self._in_place and _has_rows(array))
+        if whole and array.dtype.isnative:
             aligned = array.ctypes.data % ALIGNMENT == 0
             if aligned and (owner is not array or array.flags.writeable):
                 return tvm_ffi.from_dlpack(owner)
@@ -258,10 +263,14 @@ class Session:
         dims = {d for info in infos for d in info.shape}
         known = all(symbols_of(d) <= symbols.keys() for d in dims)
         for info, array in zip(infos, outputs, strict=True):
-            _check_place(info, array, symbols)
+            _check_place(info, array, symbols, strides=info.name in self._in_place.values())
         aligned = all(a.ctypes.data % ALIGNMENT == 0 and a.dtype.kind != "V" for a in outputs)
         if self.main_into is not None and aligned and known:
-            everything = [*tensors, *map(tvm_ffi.from_dlpack, outputs)]
+            places = [tvm_ffi.from_dlpack(array) for array in outputs]
+            everything = [*tensors, *places]
+            if self._continued(tensors, infos, places):
+                self.run(everything, self.main_in_place)
+                return
             if _apart(everything):
                 self.run(everything, self.main_into)
                 return
@@ -271,6 +280,22 @@ class Session:
                 replace(info, shape=array.shape), place.shape, place.dtype, {}, what="output"
             )
             np.copyto(place, array)
+
+    def _continued(
+        self, tensors: list[Any], infos: Sequence[TensorInfo], places: list[Any]
+    ) -> bool:
+        """Whether each input of `in_place` is the front of its output, and all else is apart."""
+        if self.main_in_place is None:
+            return False
+        given = {info.name: t for info, t in zip(self._inputs, tensors, strict=True)}
+        made = {info.name: t for info, t in zip(infos, places, strict=True)}
+        for past, present in self._in_place.items():
+            one, other = given.pop(past), made[present]
+            strides = zip(one.shape, one.strides, other.strides, strict=True)
+            same = all(size == 1 or a == b for size, a, b in strides)
+            if not same or one.data_ptr() != other.data_ptr():
+                return False
+        return _apart([*given.values(), *places])
 
     @staticmethod
     def flatten(result: Any) -> list[Any]:
@@ -402,27 +427,46 @@ class GpuSession(CopyingSession):
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Return an uninitialized array that starts at a multiple of `ALIGNMENT` bytes."""
+    """Return an uninitialized array that starts at a multiple of 64 bytes.
+
+    Networks read and write such arrays in place; others are copied.
+    """
     count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     raw = np.empty(count + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + count].view(dtype).reshape(shape)
 
 
-def _check_place(info: TensorInfo, array: Any, symbols: dict[str, tuple[int, str]]) -> None:
+def _has_rows(array: np.ndarray) -> bool:
+    """Whether the last axis of an array is contiguous, and the others go upwards."""
+    size = array.itemsize
+    return (
+        array.ndim > 0
+        and array.strides[-1] == size
+        and all(stride > 0 and stride % size == 0 for stride in array.strides)
+    )
+
+
+def _check_place(
+    info: TensorInfo, array: Any, symbols: dict[str, tuple[int, str]], *, strides: bool = False
+) -> None:
     """Refuse an array that an output cannot be written to."""
     if not isinstance(array, np.ndarray):
         raise InputError(
             f"output `{info.name}` is a {type(array).__name__}, expected a NumPy array"
         )
     check_tensor(info, array.shape, array.dtype, symbols, what="output")
-    if not (array.flags.c_contiguous and array.flags.writeable):
+    whole = array.flags.c_contiguous or (strides and _has_rows(array))
+    if not (whole and array.flags.writeable):
         raise InputError(f"the array for output `{info.name}` is not contiguous and writeable")
 
 
 def _apart(tensors: Sequence[Any]) -> bool:
-    """Whether no two tensors share memory."""
-    sizes = [math.prod(t.shape) * t.dtype.itemsize for t in tensors]
+    """Whether no two tensors share memory, nor lie between each other's elements."""
+    sizes = [
+        (1 + sum((n - 1) * s for n, s in zip(t.shape, t.strides, strict=True))) * t.dtype.itemsize
+        for t in tensors
+    ]
     starts = [t.data_ptr() for t in tensors]
     spans = sorted((start, start + size) for start, size in zip(starts, sizes, strict=True))
     return all(before[1] <= after[0] for before, after in pairwise(spans))

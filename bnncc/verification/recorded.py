@@ -30,6 +30,7 @@ def options_of(artifact: Artifact) -> CompileOptions:
         target=TargetSpec(**spec),
         input_shapes={t.name: t.shape for t in artifact.inputs if t.name not in bytewise},
         max_dims=dict(bound for t in artifact.inputs for bound in t.bounds),
+        in_place=semantics.get("in_place", {}),
         **{name: semantics[name] for name in CHOICES},
         check_finite=semantics["check_finite"],
         input_uint8=images,

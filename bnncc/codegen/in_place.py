@@ -1,0 +1,178 @@
+"""Caches that grow in place: a buffer of the caller is both an input and an output.
+
+    main:           present = append(past, new)        copies `past` to other memory
+    main_in_place:  present = append_new(past, new)    `past` already is the front of `present`
+
+With the option ``in_place``, kernels read and write `past` and `present` with any strides, so
+both can be parts of a buffer with room for more. Only ``main_in_place`` relies on it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from bnncc.codegen.outputs import INTO, origin, values
+from bnncc.codegen.sizes import renamed, symbols_of
+from bnncc.errors import UsageError
+
+IN_PLACE = "main_in_place"
+"""Name of the variant of ``main_into`` that writes only new rows of caches."""
+
+PAIRS = "bnncc.in_place"
+"""Attribute of ``main``: position of an input, then of the output that continues it, and so on."""
+
+_APPENDS = "bnncc.appends"
+_OPAQUE = 8
+
+
+def append(
+    bb: relax.BlockBuilder, past: relax.Expr, new: relax.Expr, made: relax.TensorType, axis: int
+) -> relax.Expr:
+    """Return the concatenation of two tensors along an axis, of type `made`, as one kernel."""
+    kinds = [past.ty, new.ty, made]
+    sizes = [size for kind in kinds for size in kind.shape.values]
+    bound = {str(size) for size in sizes if isinstance(size, tirx.Var)}
+    free = [size for size in symbols_of(sizes) if str(size) not in bound]
+    kernel = bb.add_func(_kernel(kinds, axis, [size.name for size in free]), "append")
+    return bb.emit(relax.call_tir(kernel, relax.Tuple([past, new, *free]), out_ty=made))
+
+
+def _kernel(kinds: list[Any], axis: int, free: list[str]) -> tirx.PrimFunc:
+    """Return a function of two nests of loops, for `past` and `new`."""
+    sizes = [size for kind in kinds for size in kind.shape.values]
+    named = {size.name: tirx.Var(size.name, "int64") for size in symbols_of(sizes)}
+    dtype = str(kinds[0].dtype)
+    shapes = [[renamed(size, named) for size in kind.shape.values] for kind in kinds]
+    with IRBuilder() as builder:
+        with T.prim_func(s_tir=True):
+            T.func_attr({"op_pattern": _OPAQUE, "tirx.is_scheduled": True, _APPENDS: True})
+            past, new = (
+                T.arg(name, T.buffer(shape, dtype))
+                for name, shape in zip(("past", "new"), shapes, strict=False)
+            )
+            for name in free:
+                T.arg(name, named[name])
+            present = T.arg("present", T.buffer(shapes[2], dtype))
+            with T.sblock("append"):
+                wholes = [tuple(slice(0, size) for size in shape) for shape in shapes]
+                T.reads(past[wholes[0]], new[wholes[1]])
+                T.writes(present[wholes[2]])
+                for source, shape, first in (
+                    (past, shapes[0], 0),
+                    (new, shapes[1], shapes[0][axis]),
+                ):
+                    with T.grid(*shape) as loops:
+                        to = [k + first * (n == axis) for n, k in enumerate(loops)]
+                        T.buffer_store(present, source[tuple(loops)], to)
+        return builder.get()
+
+
+def check(module: tvm.IRModule) -> None:
+    """Refuse a network whose caches cannot be in place.
+
+    Parameters
+    ----------
+    module : tvm.IRModule
+        As for `with_in_place`, in which TVM would not report the error as it is.
+
+    Raises
+    ------
+    UsageError
+        If it reads a cache as one piece of memory, or returns a tensor that it does not compute.
+    """
+    if not any(var.name_hint == INTO for var in module.get_global_vars()):
+        raise UsageError("--in-place: the network does not compute each of its outputs once")
+    for op, at in _readers(module).items():
+        kernel = module[op] if isinstance(op, tvm.ir.GlobalVar) else None
+        if not isinstance(kernel, tirx.PrimFunc) or not _by_index(kernel, at):
+            name = getattr(op, "name_hint", getattr(op, "name", "a view"))
+            raise UsageError(
+                f"--in-place: `{name}` reads a cache as one piece of memory",
+                hint="compile without it, or read caches by MatMul in the shape that they have",
+            )
+
+
+def _pairs(module: tvm.IRModule) -> list[int]:
+    """Return what `PAIRS` says; [] for a network without it."""
+    attrs = module["main"].attrs or {}
+    return [int(k) for k in attrs[PAIRS]] if PAIRS in attrs else []
+
+
+def with_in_place(module: tvm.IRModule, _: Any) -> tvm.IRModule:
+    """Add `IN_PLACE` to a network with the attribute `PAIRS`, and strides to its kernels.
+
+    Parameters
+    ----------
+    module : tvm.IRModule
+        From `outputs.with_outputs`.
+    """
+    if not _pairs(module):
+        return module
+    strided = {var: _with_strides(module[var], at) for var, at in _readers(module).items()}
+    bb = relax.BlockBuilder(tvm.IRModule({**dict(module.functions_items()), **strided}))
+    last = (tirx.SeqStmt, lambda both: both.seq[-1])
+    new_only = {}
+    for var, func in strided.items():
+        if _APPENDS in (func.attrs or {}):
+            twin = func.with_body(tvm_ffi.structural_map(func.body, last))
+            new_only[var] = bb.add_func(twin, f"{var.name_hint}_new")
+    module = bb.get().with_attrs(module.attrs) if module.attrs else bb.get()
+
+    def swapped(value: Any) -> Any:
+        ours = isinstance(value, relax.Call) and value.op in new_only
+        return relax.Call(new_only[value.op], value.args) if ours else value
+
+    into = module[INTO]
+    blocks = [
+        relax.BindingBlock([relax.VarBinding(b.var, swapped(b.value)) for b in block.bindings])
+        for block in into.body.blocks
+    ]
+    body = relax.SeqExpr(blocks, into.body.body)
+    made = relax.Function(into.params, body, into.ret_ty, into.is_pure, into.attrs)
+    module[IN_PLACE] = relax.utils.copy_with_new_vars(made.with_attr("global_symbol", IN_PLACE))
+    return module
+
+
+def _readers(module: tvm.IRModule) -> dict[Any, set[int]]:
+    """Return what reads or writes caches, each with the positions of these among its arguments."""
+    main, pairs = module["main"], _pairs(module)
+    bound = values(main)
+    result = origin(main.body.body, bound)
+    fields = result.fields if isinstance(result, relax.Tuple) else [result]
+    caches = {main.params[k] for k in pairs[::2]}
+    caches |= {origin(fields[k], bound) for k in pairs[1::2]}
+    found: dict[Any, set[int]] = {}
+    for value in bound.values():
+        args = value.args if isinstance(value, relax.Call) else ()
+        if at := {k for k, arg in enumerate(args) if origin(arg, bound) in caches}:
+            found.setdefault(value.op, set()).update(at)
+    return found
+
+
+def _by_index(func: tirx.PrimFunc, at: set[int]) -> bool:
+    """Whether a kernel reads and writes some tensors only by elements, not by their address."""
+    given = {func.params[k] for k in at}
+    found: list[Any] = []
+    tvm_ffi.structural_walk(func.body, (tvm.ir.Call, lambda call: found.extend(call.args)))
+    return not any(arg in given for arg in found if isinstance(arg, tvm.ir.Var))
+
+
+def _with_strides(func: tirx.PrimFunc, at: set[int]) -> tirx.PrimFunc:
+    """Let some tensors of a kernel have strides; rows are contiguous."""
+    params, others = list(func.params), {}
+    for k in at:
+        kind, name = params[k].ty, params[k].name
+        strides = [tirx.Var(f"{name}_stride{n}", "int64") for n in range(len(kind.shape) - 1)]
+        one = tirx.IntImm("int64", 1)
+        buffer = tirx.decl_buffer(
+            kind.shape, kind.dtype, name, strides=[*strides, one], layout=None
+        )
+        others[params[k]] = params[k] = buffer
+    body = tvm_ffi.structural_map(func.body, (tirx.Var, lambda var: others.get(var, var)))
+    return tirx.PrimFunc(params, body, func.ret_type, func.attrs)
