@@ -36,6 +36,10 @@ MIN_LANES = 4
 ROWS = 4
 """Rows of accumulators in the tile of a matrix product."""
 
+ALONE = 8
+"""Vectors of accumulators in the tile of a single row: a multiply-add takes four cycles, and two
+start in each."""
+
 LINES = 8
 """Cache lines from which a transposed block reads at once: the associativity of the L1 cache,
 because lines whose addresses differ by a power of two share a set."""
@@ -323,7 +327,9 @@ def _moves_by_one(expr: Any, var: tirx.Var) -> bool:
 def _tile(sch: s_tir.Schedule, block: Block, nest: Nest, lanes: int, parallel: bool) -> None:
     """Keep a tile of rows x vectors of accumulators in registers during the reduction."""
     (*outer, last), reduced = nest
-    size = _lanes_of(_extent(sch, last), 4 * lanes)
+    tiled = bool(outer) and _extent(sch, outer[-1]) > 0 and _extent(sch, outer[-1]) % ROWS == 0
+    vectors = 4 if tiled or lanes < MIN_LANES else ALONE
+    size = _lanes_of(_extent(sch, last), vectors * lanes)
     if not size:
         sch.reorder(*outer, *reduced, last)
         if parallel and outer:
@@ -333,7 +339,7 @@ def _tile(sch: s_tir.Schedule, block: Block, nest: Nest, lanes: int, parallel: b
     # 2 tile
     column, inner = sch.split(last, [None, size])
     rows = []
-    if outer and _extent(sch, outer[-1]) % ROWS == 0 and _extent(sch, outer[-1]):
+    if tiled:
         row, part = sch.split(outer[-1], [None, ROWS])
         outer, rows = [*outer[:-1], row], [part]
     vector = []
