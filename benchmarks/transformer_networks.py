@@ -333,9 +333,15 @@ class Transformer(Builder):
         return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
-def bitnet(shape: Shape, *, decoder: bool = True, gate: str = "relu2") -> onnx.ModelProto:
+def bitnet(
+    shape: Shape,
+    *,
+    decoder: bool = True,
+    gate: str = "relu2",
+    kind: type[Transformer] = Transformer,
+) -> onnx.ModelProto:
     """Return BitNet b1.58, as a decoder or as an encoder without a mask."""
-    net = Transformer("bitnet", shape)
+    net = kind("bitnet", shape)
     rotation = net.rotation(shape.tokens if isinstance(shape.tokens, int) else 0)
     mask = net.causal() if decoder else None
     return net.model(
