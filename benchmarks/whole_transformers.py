@@ -46,7 +46,7 @@ PAST, ROOM, TOKENS = 512, 1024, 128
 ALIKE = 0.99
 """Least correlation with a peer, which rounds activations to other integers."""
 
-CLOSE = 0.02
+CLOSE = 0.05
 """Of the largest output: a quantizer that rounds the other way changes all that follows."""
 
 SHAPES = {
