@@ -38,7 +38,12 @@ ROWS = 4
 
 ALONE = 8
 """Vectors of accumulators in the tile of a single row: a multiply-add takes four cycles, and two
-start in each."""
+start in each. Rows that run together have as many in all, or twice as many of 32 registers."""
+
+AVX512_LANES = 16
+
+TOGETHER = 8
+"""Most steps of an axis that read the same elements of an input and run together."""
 
 LINES = 8
 """Cache lines from which a transposed block reads at once: the associativity of the L1 cache,
@@ -320,6 +325,27 @@ def _contiguous(sch: s_tir.Schedule, block: Block, loop: Loop) -> bool:
     return found
 
 
+def _together(sch: s_tir.Schedule, block: Block, spatial: list[Loop]) -> tuple[list[Loop], Any]:
+    """Split off steps of an axis that read the same elements of an input; last of the results.
+
+    Attention's heads with keys and values in common read these once, one after another. Returns
+    the loops, with None if there is no such axis, and the loop over those steps.
+    """
+    statement = sch.get(block)
+    for number in range(len(spatial) - 1):
+        var = statement.iter_vars[number].var
+        for region in _indices(statement):
+            found = [index for index in region if depends(index, var)]
+            if len(found) != 1 or not isinstance(found[0], tirx.FloorDiv):
+                continue
+            count = int(found[0].b) if isinstance(found[0].b, tirx.IntImm) else 0
+            same = found[0].a.same_as(var) and 1 < count <= TOGETHER
+            if same and _extent(sch, spatial[number]) % count == 0:
+                loop, steps = sch.split(spatial[number], [None, count])
+                return [*spatial[:number], loop, *spatial[number + 1 :]], steps
+    return spatial, None
+
+
 def _moves_by_one(expr: Any, var: tirx.Var) -> bool:
     return not depends(Analyzer().simplify(expr - var), var)
 
@@ -327,8 +353,14 @@ def _moves_by_one(expr: Any, var: tirx.Var) -> bool:
 def _tile(sch: s_tir.Schedule, block: Block, nest: Nest, lanes: int, parallel: bool) -> None:
     """Keep a tile of rows x vectors of accumulators in registers during the reduction."""
     (*outer, last), reduced = nest
-    tiled = bool(outer) and _extent(sch, outer[-1]) > 0 and _extent(sch, outer[-1]) % ROWS == 0
-    vectors = 4 if tiled or lanes < MIN_LANES else ALONE
+    count = ROWS if outer and _extent(sch, outer[-1]) and not _extent(sch, outer[-1]) % ROWS else 1
+    steps = None
+    if count == 1 and lanes >= MIN_LANES:
+        (*outer, last), steps = _together(sch, block, [*outer, last])
+        count = 1 if steps is None else _extent(sch, steps)
+    vectors = 4
+    if count != ROWS and lanes >= MIN_LANES:
+        vectors = min(ALONE, (2 * ALONE if lanes == AVX512_LANES else ALONE) // count)
     size = _lanes_of(_extent(sch, last), vectors * lanes)
     if not size:
         sch.reorder(*outer, *reduced, last)
@@ -338,8 +370,8 @@ def _tile(sch: s_tir.Schedule, block: Block, nest: Nest, lanes: int, parallel: b
         return
     # 2 tile
     column, inner = sch.split(last, [None, size])
-    rows = []
-    if tiled:
+    rows = [] if steps is None else [steps]
+    if count == ROWS and steps is None:
         row, part = sch.split(outer[-1], [None, ROWS])
         outer, rows = [*outer[:-1], row], [part]
     vector = []
@@ -370,12 +402,18 @@ def _partial_sums(
             sch.parallel(spatial[0])
         return
     # 2 tile
+    axis = len(spatial)
+    if spatial:
+        spatial, steps = _together(sch, block, spatial)
+        if steps is not None:
+            spatial = [*spatial, steps]
+            sch.reorder(*spatial)
     _, lane = sch.split(reduced[-1], [None, size])
-    parts = [sch.rfactor(lane, len(spatial))]
+    parts = [sch.rfactor(lane, axis)]
     while size > 2:
         size //= 2
         _, lane = sch.split(sch.get_loops(block)[-1], [2, size])
-        parts.append(sch.rfactor(lane, len(spatial)))
+        parts.append(sch.rfactor(lane, axis))
     # 3 stage
     for part in reversed(parts) if spatial else ():
         sch.compute_at(part, sch.get_loops(block)[len(spatial) - 1])

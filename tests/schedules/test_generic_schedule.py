@@ -117,6 +117,28 @@ def test_products_of_few_rows_are_summed_by_vectors(target: str) -> None:
     assert (np.abs(out.numpy() - left @ right) <= room).all()
 
 
+@pytest.mark.parametrize("shared", [1, 2, 3, 4, 8, 9])
+@pytest.mark.parametrize("target", HERE)
+def test_values_of_shared_heads(target: str, shared: int) -> None:
+    """Weights of one token times values: heads that have values in common, which run together."""
+    spec, heads = catalog.resolve(target), 2 * shared
+    weight = te.placeholder((heads, 1, 7), name="weight")
+    data = te.placeholder((2, 7, 64), name="data")
+    k = te.reduce_axis((0, 7), "k")
+    found = te.compute(
+        (heads, 1, 64),
+        lambda head, row, at: te.sum(weight[head, row, k] * data[head // shared, k, at], axis=k),
+        name="found",
+    )
+    func = generic.schedule(te.create_prim_func([weight, data, found]), spec, threads=2)
+    library = build({"main": func}, spec)
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(-9, 9, s).astype(np.float32) for s in ((heads, 1, 7), (2, 7, 64))]
+    out = tvm.runtime.tensor(np.full((heads, 1, 64), np.nan, np.float32))
+    library["main"](*map(tvm.runtime.tensor, arrays), out)
+    assert (out.numpy() == arrays[0] @ np.repeat(arrays[1], shared, 0)).all()
+
+
 def test_functions_without_blocks_come_back() -> None:
     func = tirx.PrimFunc([], tirx.Evaluate(tirx.IntImm("int32", 0)))
     assert generic.schedule(func, catalog.resolve(HERE[-1])).same_as(func)
