@@ -131,8 +131,8 @@ class Session:
         self.cpu = tvm.cpu() if cpu is None else cpu
         self.vm = VirtualMachine(module, self.cpu)
         self.main = self.vm["main"]
-        self.main_into = self._main_into()
-        self.main_in_place = self.vm["main_in_place"] if in_place else None
+        self.main_into = self._variant("main_into")
+        self.main_in_place = self._variant("main_in_place") if in_place else None
         self._in_place = dict(in_place or {})
         self.times_kernels = True
         self.threads: int | None = None
@@ -140,9 +140,9 @@ class Session:
         self._check_finite = check_finite
         self._scratch: dict[str, tuple[np.ndarray, Any]] = {}
 
-    def _main_into(self) -> Any:
+    def _variant(self, name: str) -> Any:
         try:
-            return self.vm["main_into"]
+            return self.vm[name]
         except AttributeError:
             return None
 
@@ -395,7 +395,7 @@ class Session:
 class CopyingSession(Session):
     """A virtual machine in other memory; inputs and outputs are copied."""
 
-    def _main_into(self) -> None:
+    def _variant(self, name: str) -> None:
         return None
 
     def arrays(self, result: Any) -> list[np.ndarray]:
