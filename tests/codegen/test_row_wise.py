@@ -145,7 +145,7 @@ def test_the_user_decides_what_it_takes_less_of() -> None:
         )
     }  # fmt: skip
     assert size["c99", "auto"] == size["c99", "memory"] < 0.5 * size["c99", "speed"]
-    assert size["x86-64-v3", "memory"] < 0.5 * size["x86-64-v3", "auto"]
+    assert size["x86-64-v3", "memory"] < 0.7 * size["x86-64-v3", "auto"]
 
 
 def _arena(network: c_network.CNetwork) -> int:
