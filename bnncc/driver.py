@@ -309,14 +309,14 @@ def compile_c(
     network = made.lowered
     from bnncc.codegen import c_folder, c_network, wasm_network
 
-    ios = {"inputs": network.inputs, "outputs": network.outputs}
-    common = {"name": Path(network.name).stem, "selfcheck": network.checks.repeated, **ios}
+    ios: dict[str, Any] = {"inputs": network.inputs, "outputs": network.outputs}
+    ios |= {"name": Path(network.name).stem, "selfcheck": network.checks.repeated}
     if form == "wasm":
-        files, bare, code = wasm_network.make(made.module, target, **common)
+        files, bare, code = wasm_network.make(made.module, target, **ios)
     else:
         automatic = "memory" if target.saves_memory else "speed"
         asked = automatic if options.optimize_for == "auto" else options.optimize_for
-        files, bare, code = c_folder.make(made.module, target, row_wise=asked == "memory", **common)
+        files, bare, code = c_folder.make(made.module, target, row_wise=asked == "memory", **ios)
     planned = replace(made, activations=bare.activations(made.activations))
     content = report.build(
         _plan(planned, bare.scratch, bare.order.rows), model=network.name, target=target.name,
