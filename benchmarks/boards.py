@@ -58,7 +58,7 @@ void _init(void) {}
 void _fini(void) {}
 /* Not as the C library starts: it asks QEMU for stack and heap, and gets those of other memory. */
 void reset(void) {
-#if __ARM_FP
+#ifdef __ARM_FP
   *(volatile uint32_t *)0xE000ED88 |= 0xFu << 20; /* the unit for floats */
   __asm__ volatile("dsb\\n isb");
 #endif

@@ -4,9 +4,10 @@
 
 All get the same ONNX file and the same input; outputs are compared before anything is measured.
 `here`, each program is compiled by ``gcc -O3 -march=native`` and runs on one core; the least time
-of all repeats counts, and the programs take turns. On a Cortex-M4, the board mps2-an386 in QEMU,
-executed instructions are counted, by a timer of the board: with ``-icount shift=0`` an instruction
-takes 1 ns of the board's time. VGG-small has half the channels there: the others' weights,
+of all repeats counts, and the programs take turns. bnncc's default is ``--optimize-for memory``;
+``speed`` is measured too. On a Cortex-M4, the board mps2-an386 in QEMU, executed instructions are
+counted, by a timer of the board: with ``-icount shift=0`` an instruction takes 1 ns of the board's
+time. VGG-small has half the channels there: the others' weights,
 14 MB, have to fit the board's 16 MB.
 
 Bytes of memory are what is taken besides weights, inputs and outputs: our arena; of emx-onnx-cgen,
@@ -33,7 +34,7 @@ from networks import vgg_small
 from tables import markdown, where
 
 from bnncc.driver import compile_c
-from bnncc.options import CompileOptions
+from bnncc.options import CompileOptions, OptimizeFor
 
 ROUNDS = 5
 """How often the programs take turns."""
@@ -179,15 +180,17 @@ def _main(folder: Path, name: str, declared: str, **parts: str) -> str:
     return f"{name}_main.c"
 
 
-def ours(folder: Path, model: Path) -> Program:
+def ours(folder: Path, model: Path, optimize_for: OptimizeFor = "auto") -> Program:
     """Write our program."""
-    network = compile_c(onnx.load(model), CompileOptions(target="c99"))
+    proto, program = onnx.load(model), "ours" if optimize_for == "auto" else optimize_for
+    proto.graph.name = f"{program}_network"
+    network = compile_c(proto, CompileOptions(target="c99", optimize_for=optimize_for))
     for name, content in network.files.items():
         (folder / name).write_bytes(content)
     (prefix,) = (name[:-10] for name in network.files if name.endswith("_kernels.c"))
     size = f"{prefix.upper()}_ARENA_BYTES"
     main = _main(
-        folder, "ours",
+        folder, program,
         f'#include "{prefix}.h"\nstatic uint64_t arena[({size} + 7) / 8];',
         run=f"if ({prefix}_run(arena, x, y)) return 3;", memory=f"(unsigned long){size}",
     )  # fmt: skip
@@ -281,7 +284,7 @@ def compare(
         (folder / name).write_text(text)
     rng = np.random.default_rng(0)
     rng.standard_normal((3, 32, 32), np.float32).tofile(folder / "x.bin")
-    made = {"ours": ours(folder, model)}
+    made = {"ours": ours(folder, model), "speed": ours(folder, model, "speed")}
     makers = {"emx": emx, "onnx2c": onnx2c}
     made |= {name: makers[name](folder, model, tool, processor) for name, tool in tools.items()}
     rows: dict[str, dict[str, float]] = {}
@@ -302,7 +305,7 @@ def compare(
     return rows
 
 
-_NAMES = {"emx": "emx-onnx-cgen", "onnx2c": "onnx2c"}
+_NAMES = {"speed": "`--optimize-for speed`", "emx": "emx-onnx-cgen", "onnx2c": "onnx2c"}
 _ROWS = {
     "ms": ("time, ms", ",.2f"),
     "instructions": ("instructions, millions", ",.1f"),

@@ -5,6 +5,10 @@ in int8; all on one thread, with SIMD. It is taken from a folder of npm's:
 
     npm install --prefix peers onnxruntime-web
     python benchmarks/web.py quicknet --modules peers/node_modules --json web.json
+
+Node compiles WebAssembly in threads of its own, which have to get their share of the core: with the
+real-time policy FIFO they wait, and the network runs in slow code that the first of its compilers
+made, ONNX Runtime Web more so than bnncc.
 """
 
 from __future__ import annotations

@@ -231,6 +231,7 @@ def compile_model(
         If TVM has no runtime for the target: see `compile_c`.
     """
     options = options or CompileOptions()
+    _refuse_less_memory(options)
     target = _target(options)
     if not target.has_runtime:
         raise TargetError(
@@ -309,16 +310,21 @@ def compile_c(
         raise UsageError("--check-finite needs TVM's runtime, which C code lacks")
     if options.in_place:
         raise UsageError("--in-place needs TVM's runtime, which C code lacks")
+    if form == "wasm":
+        _refuse_less_memory(options)
     trace = trace or Trace(options.dump_ir)
     made = _scheduled(model, replace(options, threads=1), target, trace, fixed=True)
     network = made.lowered
     from bnncc.codegen import c_folder, c_network, wasm_network
 
-    make = wasm_network.make if form == "wasm" else c_folder.make
-    files, bare, code = make(
-        made.module, target, name=Path(network.name).stem,
-        inputs=network.inputs, outputs=network.outputs, selfcheck=network.checks.repeated,
-    )  # fmt: skip
+    ios: dict[str, Any] = {"inputs": network.inputs, "outputs": network.outputs}
+    ios |= {"name": Path(network.name).stem, "selfcheck": network.checks.repeated}
+    if form == "wasm":
+        files, bare, code = wasm_network.make(made.module, target, **ios)
+    else:
+        automatic = "memory" if target.saves_memory else "speed"
+        asked = automatic if options.optimize_for == "auto" else options.optimize_for
+        files, bare, code = c_folder.make(made.module, target, row_wise=asked == "memory", **ios)
     planned = replace(made, activations=bare.activations(made.activations))
     content = report.build(
         _plan(planned, bare.scratch, bare.order.rows), model=network.name, target=target.name,
@@ -327,6 +333,11 @@ def compile_c(
     if form == "c" and target.has_known_size:
         content["device"] = bare.footprint
     return c_network.CNetwork(files, content)
+
+
+def _refuse_less_memory(options: CompileOptions) -> None:
+    if options.optimize_for == "memory":
+        raise UsageError("--optimize-for memory is for C", hint="--format c")
 
 
 def opened(model: Model, options: CompileOptions) -> tuple[Model, dict[str, str]]:

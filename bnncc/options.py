@@ -21,6 +21,7 @@ FloatType: TypeAlias = Literal["float32", "float16"]
 FloatPrecision: TypeAlias = Literal["float32", "bfloat16"]
 FloatProducts: TypeAlias = Literal["float32", "bf16x3"]
 FewBit: TypeAlias = Literal["auto", "bitplanes"]
+OptimizeFor: TypeAlias = Literal["auto", "memory", "speed"]
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "assume": get_args(Assume),
@@ -33,6 +34,9 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "few_bit": get_args(FewBit),
 }
 """Accepted values of fields of `CompileOptions`."""
+
+OPTIMIZE_FOR: tuple[str, ...] = get_args(OptimizeFor)
+"""Accepted values of `CompileOptions.optimize_for`, which artifacts do not record."""
 
 OLD_VALUES = {"assume": {"nothing": "none"}, "few_bit": {"planes": "bitplanes"}}
 """Deprecated values, and what they are called now; older artifacts hold them, too."""
@@ -107,6 +111,9 @@ class CompileOptions:
     process may use. With 1, kernels are not divided among threads; otherwise any number of threads
     can run them, but their shares may be less equal."""
     seed: int = 0
+    optimize_for: OptimizeFor = "auto"
+    """Of a network in C: whether it takes less memory or less time where both cannot be had; by
+    default `TargetSpec.saves_memory` decides."""
     records: tuple[str | Path, ...] = ()
     tuned: bool = True
     measure: bool = True
@@ -121,7 +128,7 @@ class CompileOptions:
             if isinstance(given, str):
                 object.__setattr__(self, option, renamed.get(given, given))
         self._check_types()
-        for option, values in CHOICES.items():
+        for option, values in (*CHOICES.items(), ("optimize_for", OPTIMIZE_FOR)):
             if (given := getattr(self, option)) not in values:
                 raise UsageError(f"{option} is `{given}`, not one of {', '.join(values)}")
         for name, shape in self.input_shapes.items():
@@ -199,7 +206,7 @@ _TYPES: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
     (("seed",), (int,), "an int"),
     (("input_uint8", "records"), (tuple, list), "a sequence"),
     (("input_transform",), (InputTransform, _NONE), "text or an InputTransform"),
-    (tuple(CHOICES), (str,), "str"),
+    ((*CHOICES, "optimize_for"), (str,), "str"),
 )
 """Names of options, what they may be, and what that is called."""
 

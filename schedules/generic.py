@@ -83,7 +83,7 @@ def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.
         return func
     # 1 normalize
     for name in names:
-        if _only_elementwise_consumers(sch, name) and _small_when_inlined(sch, name):
+        if _only_elementwise_consumers(sch, name) and small_when_inlined(sch, name):
             sch = attempt(sch, _inline, name)
     left = [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
     # 2 to 5, block by block
@@ -146,7 +146,7 @@ def _only_elementwise_consumers(sch: s_tir.Schedule, name: str) -> bool:
     return bool(consumers) and all(_REDUCE not in _kinds(sch, c) for c in consumers)
 
 
-def _small_when_inlined(sch: s_tir.Schedule, name: str) -> bool:
+def small_when_inlined(sch: s_tir.Schedule, name: str) -> bool:
     """Whether the readers of a block stay small enough if its expression is inlined."""
     block = sch.get_sblock(name)
     made = sch.get(block).writes[0].source

@@ -16,7 +16,7 @@ from tvm import s_tir, tirx
 
 from bnncc.schedules import ranges
 from bnncc.schedules.epilogue import BLOCKS
-from bnncc.schedules.generic import attempt
+from bnncc.schedules.generic import attempt, small_when_inlined
 
 _SPATIAL, _REDUCED = 0, 2
 
@@ -123,7 +123,7 @@ def _reordered(sch: s_tir.Schedule, name: str) -> None:
 
 
 def _inlined(sch: s_tir.Schedule, name: str, step: str) -> None:
-    """Inline an epilogue step into its only reader; initialize a packed word before the loop."""
+    """Inline a step into its only reader, if that stays small; initialize words before the loop."""
     body = sch.get(sch.get_sblock(step))
     if body.init is not None:
         sch.decompose_reduction(step, sch.get_loops(step)[-1])
@@ -131,7 +131,8 @@ def _inlined(sch: s_tir.Schedule, name: str, step: str) -> None:
     made = body.writes[0].source
     blocks = [sch.get(b) for b in sch.get_child_blocks(sch.get_sblock(name))]
     readers = [b for b in blocks if any(read.source.same_as(made) for read in b.reads)]
-    if len(readers) == 1 and isinstance(body.body, tirx.BufferStore):
+    inlinable = len(readers) == 1 and isinstance(body.body, tirx.BufferStore)
+    if inlinable and small_when_inlined(sch, step):
         sch.compute_inline(step)
 
 

@@ -23,7 +23,10 @@ from tests import cortex_m
 from tests.kernel_harness import with_outputs
 
 C99 = CATALOG["c99"]
-STRICT = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Wconversion", "-Werror")
+STRICT = (
+    "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wcast-align",
+    "-Wundef", "-Werror",
+)  # fmt: skip
 SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 needs_gcc = pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
 

@@ -124,6 +124,7 @@ class Scheduled:
         files, bare, _ = c_folder.make(
             self.made.module, self.target, name="net", inputs=lowered.inputs,
             outputs=lowered.outputs, selfcheck=lowered.checks.repeated,
+            row_wise=self.target.saves_memory,
         )  # fmt: skip
         return files, bare
 

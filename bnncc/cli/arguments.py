@@ -15,6 +15,7 @@ from bnncc.console import Console
 from bnncc.errors import BnnccError, UsageError
 from bnncc.options import (
     CHOICES,
+    OPTIMIZE_FOR,
     CompileOptions,
     parse_in_place,
     parse_input_shape,
@@ -331,6 +332,14 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         group, "--target", "target name (see `bnncc targets`) or target file", "T", default="native"
     )
     threads_option(group, "number of threads to compile for")
+    add(
+        group,
+        "--optimize-for",
+        "for C: memory runs layers a few rows at a time where that takes less memory, speed does "
+        "not; auto is memory for c99 and processors without an operating system, else speed",
+        choices=OPTIMIZE_FOR,
+        default=CompileOptions.optimize_for,
+    )
     add(
         group,
         "--tuning-dir",

@@ -31,6 +31,7 @@ def options_of(args: Namespace) -> CompileOptions:
         input_uint8=tuple(args.input_uint8),
         input_transform=as_transform(args.input_transform),
         threads=args.threads,
+        optimize_for=args.optimize_for,
         records=tuple(args.records),
         tuned=not args.untuned,
         measure=not args.no_measure,

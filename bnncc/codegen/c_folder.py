@@ -400,6 +400,10 @@ if(NOT MSVC)
   target_link_libraries(network PUBLIC m)
 endif()
 
+include(GNUInstallDirs)
+install(TARGETS network ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(FILES network.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+
 # Boards need a linker script and start code for a program.
 if(NOT CMAKE_SYSTEM_NAME STREQUAL "Generic")
   enable_testing()

@@ -18,7 +18,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.tirx import transform as tir
 
-from bnncc.codegen import bare
+from bnncc.codegen import bare, nesting
 from bnncc.codegen.c_helpers import CHOICES, HELPERS
 from bnncc.codegen.c_text import C_ALIGNMENT, C_TYPES, Kernels, identifier, is_reserved
 from bnncc.errors import TargetError
@@ -116,6 +116,10 @@ def _without_unread(module: tvm.IRModule, _: Any) -> tvm.IRModule:
     return tvm.IRModule({var: kept(func) for var, func in module.functions_items()})
 
 
+MAX_NAME = 40
+"""Characters of a variable's name. A C compiler need not tell names apart that differ later than in
+the 63rd character; TVM's grow with each operator of a chain."""
+
 MAX_REPEATED = 60
 """Characters of operands up to which a minimum or maximum repeats them. Nested ones would otherwise
 double in length each time."""
@@ -178,7 +182,7 @@ class _Expressions:
 
     def _named(self, var: Any, wanted: str) -> str:
         if var not in self._names:
-            base = identifier(wanted)
+            base = identifier(wanted)[:MAX_NAME]
             base = f"{base.lower()}_1" if is_reserved(base) else base
             name, number = base, 1
             while name in self._taken:
@@ -192,6 +196,8 @@ class _Expressions:
 
     def _text(self, expr: Expr, bound: int) -> str:
         """Return an expression as C, in parentheses if it is an operation and `bound` is not 0."""
+        if expr in self._names:
+            return self._names[expr]
         kind = type(expr)
         if kind in (*_BINARY, tirx.Min, tirx.Max) and _dtype(expr.a) in _HALVES:
             wide = kind(expr.a.astype("float32"), expr.b.astype("float32"))
@@ -230,8 +236,6 @@ class _Expressions:
             return self._call(expr)
         if isinstance(expr, tirx.Let):
             raise TargetError(f"kernel `{self.name}`: no C for Let")
-        if isinstance(expr, tirx.Var) and expr in self._names:
-            return self._names[expr]
         if isinstance(expr, tirx.Var) and expr.name.endswith("elem_offset"):
             return "0"  # start of a parameter
         raise TargetError(f"kernel `{self.name}`: no C for {type(expr).__name__}")
@@ -265,7 +269,7 @@ class _Expressions:
         if len(a) + len(b) > MAX_REPEATED:
             name = f"{CHOICES[symbol]}_{dtype}"
             self.helpers.add(name)
-            return f"{name}({a}, {b})"
+            return f"{name}({self._top(expr.a)}, {self._top(expr.b)})"
         return self._narrowed(f"{a} {symbol} {b} ? {a} : {b}", dtype)
 
     def _select(self, condition: Expr, yes: Expr, no: Expr, dtype: str) -> str:
@@ -389,6 +393,18 @@ class _Function(_Expressions):
     def _add(self, depth: int, text: str) -> None:
         self._lines.append("  " * depth + text)
 
+    def _compute_first(self, depth: int, *exprs: Expr) -> None:
+        """Define variables for parts of expressions that are nested too deeply."""
+        for part, when in (found for expr in exprs for found in nesting.parts(expr)):
+            dtype = _dtype(part)
+            text = self._text(part, 1)
+            if when is not None:
+                zero = literal(0, _STORED.get(dtype, dtype))
+                text = f"{self._text(when, 1)} ? {text} : {zero}"
+            cast = dtype == "bool" or (when is not None and dtype in _NARROW)
+            text = f"({C_TYPES[dtype]})({text})" if cast else text
+            self._add(depth, f"const {C_TYPES[dtype]} {self._named(part, 'part')} = {text};")
+
     # Statements
 
     def _statement(self, stmt: Any, depth: int) -> None:
@@ -433,6 +449,7 @@ class _Function(_Expressions):
         var = self._named(stmt.loop_var, name)
         kind = C_TYPES[str(stmt.loop_var.ty.dtype)]
         first, extent = stmt.min, stmt.extent
+        self._compute_first(depth, first, extent)
         end = self._top(extent) if _is(first, 0) else self._top(first + extent)
         self._add(depth, f"for ({kind} {var} = {self._top(first)}; {var} < {end}; ++{var}) {{")
         self._statement(stmt.body, depth + 1)
@@ -449,6 +466,7 @@ class _Function(_Expressions):
         while stmt.else_case is None and _plain_if(stmt.then_case):
             stmt = stmt.then_case
             test = tirx.And(test, stmt.condition)
+        self._compute_first(depth, test)
         self._add(depth, f"if ({self._top(test)}) {{")
         self._statement(stmt.then_case, depth + 1)
         if stmt.else_case is not None:
@@ -457,6 +475,7 @@ class _Function(_Expressions):
         self._add(depth, "}")
 
     def _of_bufferstore(self, stmt: Any, depth: int) -> None:
+        self._compute_first(depth, *stmt.indices, stmt.value)
         target = self._element(stmt.buffer, stmt.indices)
         dtype, value = str(stmt.buffer.dtype), stmt.value
         whole = dtype not in (*_NARROW, *_HALVES)
@@ -473,6 +492,7 @@ class _Function(_Expressions):
     def _of_bind(self, stmt: Any, depth: int) -> None:
         if stmt.var in self._unused:
             return
+        self._compute_first(depth, stmt.value)
         name = self._named(stmt.var, stmt.var.name)
         kind = C_TYPES[_dtype(stmt.value)]
         cast = "(uint8_t)" if _dtype(stmt.value) == "bool" else ""
@@ -482,9 +502,11 @@ class _Function(_Expressions):
     def _of_evaluate(self, stmt: Any, depth: int) -> None:
         value = stmt.value
         if isinstance(value, tvm.ir.Call):
+            self._compute_first(depth, value)
             self._add(depth, f"{self._top(value)};")
 
     def _of_assertstmt(self, stmt: Any, depth: int) -> None:
+        self._compute_first(depth, stmt.condition)
         self._add(depth, f"if (!({self._top(stmt.condition)})) return -1;")
 
     def _of_attrstmt(self, stmt: Any, depth: int) -> None:

@@ -176,6 +176,7 @@ def build(
     inputs: Sequence[TensorInfo],
     outputs: Sequence[TensorInfo],
     caller: Callable[[str, Order, Named, Named], tirx.PrimFunc] | None = None,
+    row_wise: bool = False,
 ) -> Bare:
     """Build a scheduled network.
 
@@ -190,13 +191,14 @@ def build(
     caller : callable, optional
         Returns the function that runs the network, as part of the object file; takes the prefix of
         symbols, the order of calls, inputs and outputs.
+    row_wise : bool
+        Whether layers run row-wise where that takes less memory.
 
     Raises
     ------
     TargetError
         If the network needs TVM's runtime.
     """
-    row_wise = caller is None and target.saves_memory
     made = _built(module, target, name, inputs, outputs, caller, row_wise)
     scratch = made.kernels.scratch
     most = max(scratch, key=scratch.__getitem__, default="")

@@ -166,6 +166,14 @@ def test_cmake_builds_and_tests_it(digits: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(digits, tmp_path / "digits")
     check_with_cmake(folder)
     assert (folder / "b" / "libdigits.a").exists()
+    command = f"cmake --install b --prefix {tmp_path}/installed"
+    subprocess.run(command.split(), cwd=folder, check=True, timeout=300)
+    program = tmp_path / "installed/program.c"
+    program.write_text("#include <digits.h>\nint main(void) { return !digits_error(-2)[0]; }\n")
+    (library,) = (tmp_path / "installed").rglob("libdigits.a")
+    command = f"gcc program.c -Iinclude {library} -lm -o program"
+    subprocess.run(command.split(), cwd=program.parent, check=True, timeout=300)
+    assert subprocess.run(["./program"], cwd=program.parent).returncode == 0
 
 
 def test_outputs_of_every_kind(tmp_path: Path) -> None:

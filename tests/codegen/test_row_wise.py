@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -132,3 +133,32 @@ def test_a_cortex_m4_computes_the_same(tmp_path: Path) -> None:
     sources = [f"{prefix}_check.c", f"{prefix}.c", f"{prefix}_kernels.o"]
     code, said = cortex_m.run(tmp_path, sources, "-O2")
     assert code == 0, said
+
+
+def test_the_user_decides_what_it_takes_less_of() -> None:
+    model = DIGITS / "digits.onnx"
+    size = {
+        (target, asked): _arena(compile_c(model, CompileOptions(target=target, optimize_for=asked)))
+        for target, asked in (
+            ("c99", "auto"), ("c99", "memory"), ("c99", "speed"),
+            ("x86-64-v3", "auto"), ("x86-64-v3", "memory"),
+        )
+    }  # fmt: skip
+    assert size["c99", "auto"] == size["c99", "memory"] < 0.5 * size["c99", "speed"]
+    assert size["x86-64-v3", "memory"] < 0.7 * size["x86-64-v3", "auto"]
+
+
+def _arena(network: c_network.CNetwork) -> int:
+    (size,) = re.findall(rb"define \w+_ARENA_BYTES (\d+)", b"".join(network.files.values()))
+    return int(size)
+
+
+@pytest.mark.parametrize("target", ["native", "wasm32"])
+def test_only_c_can_be_optimized_for_memory(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--target", target, "--optimize-for", "memory", "-o", str(tmp_path / "x.tar"))
+    assert cli.main(["compile", str(DIGITS / "digits.onnx"), *asked]) == 2
+    assert capsys.readouterr().err == (
+        "error: --optimize-for memory is for C\n\nhint: --format c\n"
+    )
