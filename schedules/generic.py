@@ -19,13 +19,14 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 
-from bnncc.schedules import multithreading
+from bnncc.schedules import multithreading, ranges
 from bnncc.schedules.epilogue import depends
 from bnncc.schedules.space import Point
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import Spec
 
 Block = Any
+Expr = Any
 Loop = Any
 Nest = tuple[list[Loop], list[Loop]]
 """Loops over results, and reduction loops."""
@@ -78,10 +79,10 @@ def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.
             sch = attempt(sch, _inline, name)
     left = [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
     # 2 to 5, block by block
-    lanes = target.vector_bits // 32
+    lanes, sizes = target.vector_bits // 32, list[Expr]()
     for name in left:
-        sch = attempt(sch, _block, name, lanes, threads)
-    result = sch.mod["main"]
+        sch = attempt(sch, _block, name, lanes, threads, sizes)
+    result = ranges.divided(sch.mod["main"], sizes)
     for key, value in (func.attrs or {}).items():
         result = result.with_attr(key, value)
     return result.with_attr("tirx.is_scheduled", True)
@@ -155,7 +156,9 @@ def _extent(sch: s_tir.Schedule, loop: Loop) -> int:
     return int(extent.value) if isinstance(extent, tirx.IntImm) else 0
 
 
-def _block(sch: s_tir.Schedule, name: str, lanes: int, threads: int) -> None:
+def _block(
+    sch: s_tir.Schedule, name: str, lanes: int, threads: int, sizes: list[Expr]
+) -> None:
     block = sch.get_sblock(name)
     loops, kinds = sch.get_loops(block), _kinds(sch, block)
     if len(loops) != len(kinds) or not loops:
@@ -166,9 +169,9 @@ def _block(sch: s_tir.Schedule, name: str, lanes: int, threads: int) -> None:
     parallel = multithreading.steps_shared(steps, threads)
     across = _across(sch, block)
     if _REDUCE not in kinds and across is not None:
-        _transposed(sch, loops, across, parallel)
+        _transposed(sch, loops, across, parallel, sizes)
     elif _REDUCE not in kinds:
-        _elementwise(sch, loops, lanes, _regular(sch, block), parallel)
+        _elementwise(sch, loops, lanes, _regular(sch, block), parallel, sizes)
     elif sch.get(block).init is not None:
         spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _SPATIAL]
         reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCE]
@@ -177,22 +180,27 @@ def _block(sch: s_tir.Schedule, name: str, lanes: int, threads: int) -> None:
         if spatial and _contiguous(sch, block, spatial[-1]):
             _tile(sch, block, (spatial, reduced), lanes, parallel)
         elif _contiguous(sch, block, reduced[-1]):
-            _partial_sums(sch, block, (spatial, reduced), lanes, parallel)
+            _partial_sums(sch, block, (spatial, reduced), lanes, parallel, sizes)
         elif parallel and spatial:
             sch.parallel(spatial[0])
 
 
 def _elementwise(
-    sch: s_tir.Schedule, loops: list[Loop], lanes: int, regular: int, parallel: bool
+    sch: s_tir.Schedule,
+    loops: list[Loop],
+    lanes: int,
+    regular: Expr,
+    parallel: bool,
+    sizes: list[Expr],
 ) -> None:
     """Vectorize the last axis, in pieces of `regular` values."""
     *outer, last = loops
-    size, inner = _lanes_of(regular, lanes), None
-    if size:
-        last, *middle, inner = sch.split(
-            last, [None, size] if regular == _extent(sch, last) else [None, regular // size, size]
-        )
-        outer, last = ([*outer, last], *middle) if middle else (outer, last)
+    width, inner = _width(regular, lanes), None
+    if width:
+        if isinstance(regular, int) and regular < _extent(sch, last):
+            piece, last = sch.split(last, [None, regular])
+            outer = [*outer, piece]
+        last, inner = _in_vectors(sch, last, regular, width, sizes)
     if parallel and outer:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
     elif parallel:
@@ -201,18 +209,48 @@ def _elementwise(
         sch.vectorize(inner)
 
 
-def _transposed(sch: s_tir.Schedule, loops: list[Loop], across: int, parallel: bool) -> None:
+def _transposed(
+    sch: s_tir.Schedule, loops: list[Loop], across: int, parallel: bool, sizes: list[Expr]
+) -> None:
     """Write short vectors, and next read what is adjacent to their elements, while it is cached."""
     *outer, last = loops
-    size = _lanes_of(_extent(sch, last), LINES)
-    if not size:
+    size = _size(sch, last)
+    width = _width(size, LINES)
+    if not width:
         return
     beside = outer.pop(across)
-    last, inner = sch.split(last, [None, size])
+    last, inner = _in_vectors(sch, last, size, width, sizes)
     sch.reorder(*outer, last, beside, inner)
     if parallel:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else (outer or [last])[0])
     sch.vectorize(inner)
+
+
+def _size(sch: s_tir.Schedule, loop: Loop) -> Expr:
+    """Return the extent of `loop`: an int if it is constant."""
+    return _extent(sch, loop) or sch.get(loop).extent
+
+
+def _width(size: Expr, lanes: int) -> int:
+    """Return the lanes of vectors for a loop of `size` iterations, or 0."""
+    width = min(size, lanes) if isinstance(size, int) else lanes
+    return width if width >= MIN_LANES else 0
+
+
+def _in_vectors(
+    sch: s_tir.Schedule, loop: Loop, size: Expr, width: int, sizes: list[Expr]
+) -> list[Loop]:
+    """Split a loop of `size` iterations into vectors and a rest."""
+    outer, inner = sch.split(loop, [None, width])
+    _divide(sch, outer, size, width, sizes)
+    return [outer, inner]
+
+
+def _divide(sch: s_tir.Schedule, loop: Loop, size: Expr, width: int, sizes: list[Expr]) -> None:
+    """Have `ranges.divided` separate the last, incomplete vector of a loop over vectors."""
+    if not isinstance(size, int) or size % width:
+        sch.annotate(loop, ranges.SIZE, len(sizes))
+        sizes.append(size)
 
 
 def _across(sch: s_tir.Schedule, block: Block) -> int | None:
@@ -239,16 +277,16 @@ def _lanes_of(extent: int, lanes: int) -> int:
     return 0
 
 
-def _regular(sch: s_tir.Schedule, block: Block) -> int:
+def _regular(sch: s_tir.Schedule, block: Block) -> Expr:
     """Return the length of pieces of the last axis in which all indices move by 1 or 0; else 0."""
     statement = sch.get(block)
     var, extent = statement.iter_vars[-1].var, statement.iter_vars[-1].dom.extent
     loads = _loads(statement)
     if statement.reads and not loads:
         return 0
-    if not isinstance(extent, tirx.IntImm):
-        return 0
     indices = [index for load in loads for index in load]
+    if not isinstance(extent, tirx.IntImm):
+        return extent if all(_moves_by_one(i, var) for i in indices if depends(i, var)) else 0
     period = gcd(int(extent), *_divisors([index for index in indices if depends(index, var)]))
     piece, lane = (tirx.Var(name, var.ty) for name in ("piece", "lane"))
     known = Analyzer()
@@ -354,17 +392,25 @@ def _tile(sch: s_tir.Schedule, block: Block, nest: Nest, lanes: int, parallel: b
 
 
 def _partial_sums(
-    sch: s_tir.Schedule, block: Block, nest: Nest, lanes: int, parallel: bool
+    sch: s_tir.Schedule,
+    block: Block,
+    nest: Nest,
+    lanes: int,
+    parallel: bool,
+    sizes: list[Expr],
 ) -> None:
     """Reduce into a vector of partial sums for each result, and fold that in halves."""
     spatial, reduced = nest
-    size = _lanes_of(_extent(sch, reduced[-1]), lanes)
-    if not size or _extent(sch, reduced[-1]) < 2 * size:
+    whole, size = _size(sch, reduced[-1]), lanes
+    while isinstance(whole, int) and size > whole // 2:
+        size //= 2
+    width = size
+    if width < MIN_LANES:
         if parallel and spatial:
             sch.parallel(spatial[0])
         return
     # 2 tile
-    _, lane = sch.split(reduced[-1], [None, size])
+    _, lane = sch.split(reduced[-1], [None, width])
     parts = [sch.rfactor(lane, len(spatial))]
     while size > 2:
         size //= 2
@@ -384,5 +430,7 @@ def _partial_sums(
         sch.vectorize(lane)
         if number:
             sch.unroll(steps[0])
+        else:  # `compute_at` loses predicates and annotations
+            _divide(sch, steps[-1], whole, width, sizes)
         sch.decompose_reduction(part, steps[0])
     sch.unroll(sch.get_loops(block)[-1])
