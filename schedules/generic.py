@@ -1,11 +1,12 @@
 """Schedule of functions that TVM legalized: everything that is not a kernel of ours.
 
 Chains of elementwise blocks are inlined; each remaining block is scheduled separately. Elementwise
-blocks are vectorized along their last axis, transpositions in strips of it. A reduction keeps a
-tile of accumulators in registers if adjacent outputs read adjacent inputs (matrix products,
-channels-last pooling). If the reduced axis is contiguous, it is split into as many partial sums as
-a vector has lanes; they stay in a register, and are added in pairs. A step that TVM refuses is
-skipped, so there is always a result, and it computes the same.
+blocks are vectorized along their last axis, transpositions in strips of it; if vectors do not fill
+the axis, a shorter one follows. A reduction keeps a tile of accumulators in registers if adjacent
+outputs read adjacent inputs (matrix products, channels-last pooling). If the reduced axis is
+contiguous, it is split into as many partial sums as a vector has lanes; they stay in a register,
+and are added in pairs. A step that TVM refuses is skipped, so there is always a result, and it
+computes the same.
 """
 
 from __future__ import annotations
@@ -156,9 +157,7 @@ def _extent(sch: s_tir.Schedule, loop: Loop) -> int:
     return int(extent.value) if isinstance(extent, tirx.IntImm) else 0
 
 
-def _block(
-    sch: s_tir.Schedule, name: str, lanes: int, threads: int, sizes: list[Expr]
-) -> None:
+def _block(sch: s_tir.Schedule, name: str, lanes: int, threads: int, sizes: list[Expr]) -> None:
     block = sch.get_sblock(name)
     loops, kinds = sch.get_loops(block), _kinds(sch, block)
     if len(loops) != len(kinds) or not loops:
