@@ -12,6 +12,7 @@ computes the same.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
@@ -35,8 +36,8 @@ Nest = tuple[list[Loop], list[Loop]]
 MIN_LANES = 4
 """Minimum vector length; narrower loops are left to LLVM."""
 
-ROWS = 4
-"""Rows of accumulators in the tile of a matrix product."""
+ROWS, VECTORS = 4, 4
+"""Rows and vectors of accumulators in the tile of a matrix product, at most."""
 
 LINES = 8
 """Cache lines from which a transposed block reads at once: the associativity of the L1 cache,
@@ -46,6 +47,23 @@ MAX_NODES = 512
 """Maximum size of a block's expression; an expression inlined into two reads counts twice."""
 
 _SPATIAL, _REDUCE = 0, 2
+
+
+@dataclass(frozen=True)
+class _Vectors:
+    """Vectors that loops become."""
+
+    lanes: int
+    tile: int
+    """Vectors in a row of accumulators."""
+    sizes: list[Expr]
+    """Of loops that `ranges.divided` divides."""
+
+    @classmethod
+    def of(cls, target: TargetSpec) -> _Vectors:
+        # Registers hold a tile, a row of the second operand, a number of the first and a product.
+        fit = (target.vector_registers - 2) // (ROWS + 1)
+        return cls(target.vector_bits // 32, max(1, min(VECTORS, fit)), [])
 
 
 def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.PrimFunc:
@@ -66,27 +84,85 @@ def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.
     """
     if target.kind == "cuda":
         return _for_gpu(func, target)
+    vectors = _Vectors.of(target)
+    done = []
+    for part in _parts(func, vectors):
+        made = _scheduled(part, vectors, threads)
+        if made is None:
+            return func
+        done.append(made)
+    result = ranges.followed(done) if len(done) > 1 else done[0]
+    for key, value in (func.attrs or {}).items():
+        result = result.with_attr(key, value)
+    return result.with_attr("tirx.is_scheduled", True)
+
+
+def _scheduled(func: tirx.PrimFunc, vectors: _Vectors, threads: int) -> tirx.PrimFunc | None:
+    """Schedule a function block by block, unless it has none that can be scheduled."""
     try:
         sch = s_tir.Schedule(func)
         root = sch.get_sblock("root")
         names = [sch.get(block).name_hint for block in sch.get_child_blocks(root)]
     except Exception:  # no blocks, or none that can be scheduled: TVM raises several types
-        return func
+        return None
     if len(set(names)) < len(names):
-        return func
+        return None
     # 1 normalize
     for name in names:
         if _only_elementwise_consumers(sch, name) and _small_when_inlined(sch, name):
             sch = attempt(sch, _inline, name)
     left = [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
     # 2 to 5, block by block
-    lanes, sizes = target.vector_bits // 32, list[Expr]()
     for name in left:
-        sch = attempt(sch, _block, name, lanes, threads, sizes)
-    result = ranges.divided(sch.mod["main"], sizes)
-    for key, value in (func.attrs or {}).items():
-        result = result.with_attr(key, value)
-    return result.with_attr("tirx.is_scheduled", True)
+        sch = attempt(sch, _block, name, vectors, threads)
+    return ranges.divided(sch.mod["main"], vectors.sizes)
+
+
+def _parts(func: tirx.PrimFunc, vectors: _Vectors) -> list[tirx.PrimFunc]:
+    """Cut a reduction into ranges of rows and columns that `_tile` covers with whole vectors.
+
+    Ranges of columns overlap if their number is not a multiple of `lanes`: that a few results are
+    computed twice costs less than vectors that are not full.
+    """
+    try:
+        (statement,) = ranges.blocks(func)
+        if statement.init is None or vectors.lanes < MIN_LANES:
+            return [func]
+        sch = s_tir.Schedule(func)
+        block = sch.get_sblock(statement.name_hint)
+        loops, kinds = sch.get_loops(block), _kinds(sch, block)
+        *others, column = (k for k, kind in enumerate(kinds) if kind == _SPATIAL)
+        if len(loops) != len(kinds) or not _contiguous(sch, block, loops[column]):
+            return [func]
+    except Exception:  # no blocks, several, or another form
+        return [func]
+    size = _extent(sch, loops[column])
+    if size < vectors.lanes and not _lanes_of(size, vectors.lanes):
+        return [func]
+    columns = _columns(size, vectors)
+    rows = _extent(sch, loops[others[-1]]) if others else 0
+    whole = rows // ROWS * ROWS
+    cuts = [cut for cut in ((0, whole), (whole, rows - whole)) if cut[1]] or [(0, rows)]
+    if len(columns) * len(cuts) == 1 or str(sch.get(loops[column]).loop_var.ty) != "int64":
+        return [func]
+    along = [{others[-1]: cut} if len(cuts) > 1 else {} for cut in cuts]
+    return [
+        ranges.part(func, {statement.name_hint: {**row, column: c}})
+        for row in along
+        for c in columns
+    ]
+
+
+def _columns(size: int, vectors: _Vectors) -> list[tuple[int, int]]:
+    """Return the first column and the number of columns of ranges; each is whole vectors."""
+    lanes, tile = vectors.lanes, vectors.lanes * vectors.tile
+    if size % lanes == 0 or size < lanes:
+        return [(0, size)]
+    whole = size // tile * tile
+    width = -(-(size - whole) // lanes) * lanes
+    if width > size:
+        whole, width = size // lanes * lanes, lanes
+    return [cut for cut in ((0, whole), (size - width, width)) if cut[1]]
 
 
 def as_defined(
@@ -157,7 +233,7 @@ def _extent(sch: s_tir.Schedule, loop: Loop) -> int:
     return int(extent.value) if isinstance(extent, tirx.IntImm) else 0
 
 
-def _block(sch: s_tir.Schedule, name: str, lanes: int, threads: int, sizes: list[Expr]) -> None:
+def _block(sch: s_tir.Schedule, name: str, vectors: _Vectors, threads: int) -> None:
     block = sch.get_sblock(name)
     loops, kinds = sch.get_loops(block), _kinds(sch, block)
     if len(loops) != len(kinds) or not loops:
@@ -168,18 +244,18 @@ def _block(sch: s_tir.Schedule, name: str, lanes: int, threads: int, sizes: list
     parallel = multithreading.steps_shared(steps, threads)
     across = _across(sch, block)
     if _REDUCE not in kinds and across is not None:
-        _transposed(sch, loops, across, parallel, sizes)
+        _transposed(sch, loops, across, vectors, parallel)
     elif _REDUCE not in kinds:
-        _elementwise(sch, loops, lanes, _regular(sch, block), parallel, sizes)
+        _elementwise(sch, loops, _regular(sch, block), vectors, parallel)
     elif sch.get(block).init is not None:
         spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _SPATIAL]
         reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCE]
         if len(spatial) + len(reduced) < len(loops):
             return
         if spatial and _contiguous(sch, block, spatial[-1]):
-            _tile(sch, block, (spatial, reduced), lanes, parallel)
+            _tile(sch, block, (spatial, reduced), vectors, parallel)
         elif _contiguous(sch, block, reduced[-1]):
-            _partial_sums(sch, block, (spatial, reduced), lanes, parallel, sizes)
+            _partial_sums(sch, block, (spatial, reduced), vectors, parallel)
         elif parallel and spatial:
             sch.parallel(spatial[0])
 
@@ -187,19 +263,18 @@ def _block(sch: s_tir.Schedule, name: str, lanes: int, threads: int, sizes: list
 def _elementwise(
     sch: s_tir.Schedule,
     loops: list[Loop],
-    lanes: int,
     regular: Expr,
+    vectors: _Vectors,
     parallel: bool,
-    sizes: list[Expr],
 ) -> None:
     """Vectorize the last axis, in pieces of `regular` values."""
     *outer, last = loops
-    width, inner = _width(regular, lanes), None
+    width, inner = _width(regular, vectors.lanes), None
     if width:
         if isinstance(regular, int) and regular < _extent(sch, last):
             piece, last = sch.split(last, [None, regular])
             outer = [*outer, piece]
-        last, inner = _in_vectors(sch, last, regular, width, sizes)
+        last, inner = _in_vectors(sch, last, regular, width, vectors)
     if parallel and outer:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
     elif parallel:
@@ -209,7 +284,7 @@ def _elementwise(
 
 
 def _transposed(
-    sch: s_tir.Schedule, loops: list[Loop], across: int, parallel: bool, sizes: list[Expr]
+    sch: s_tir.Schedule, loops: list[Loop], across: int, vectors: _Vectors, parallel: bool
 ) -> None:
     """Write short vectors, and next read what is adjacent to their elements, while it is cached."""
     *outer, last = loops
@@ -218,7 +293,7 @@ def _transposed(
     if not width:
         return
     beside = outer.pop(across)
-    last, inner = _in_vectors(sch, last, size, width, sizes)
+    last, inner = _in_vectors(sch, last, size, width, vectors)
     sch.reorder(*outer, last, beside, inner)
     if parallel:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else (outer or [last])[0])
@@ -237,19 +312,19 @@ def _width(size: Expr, lanes: int) -> int:
 
 
 def _in_vectors(
-    sch: s_tir.Schedule, loop: Loop, size: Expr, width: int, sizes: list[Expr]
+    sch: s_tir.Schedule, loop: Loop, size: Expr, width: int, vectors: _Vectors
 ) -> list[Loop]:
     """Split a loop of `size` iterations into vectors and a rest."""
     outer, inner = sch.split(loop, [None, width])
-    _divide(sch, outer, size, width, sizes)
+    _divide(sch, outer, size, width, vectors)
     return [outer, inner]
 
 
-def _divide(sch: s_tir.Schedule, loop: Loop, size: Expr, width: int, sizes: list[Expr]) -> None:
+def _divide(sch: s_tir.Schedule, loop: Loop, size: Expr, width: int, vectors: _Vectors) -> None:
     """Have `ranges.divided` separate the last, incomplete vector of a loop over vectors."""
     if not isinstance(size, int) or size % width:
-        sch.annotate(loop, ranges.SIZE, len(sizes))
-        sizes.append(size)
+        sch.annotate(loop, ranges.SIZE, len(vectors.sizes))
+        vectors.sizes.append(size)
 
 
 def _across(sch: s_tir.Schedule, block: Block) -> int | None:
@@ -357,10 +432,14 @@ def _moves_by_one(expr: Any, var: tirx.Var) -> bool:
     return not depends(Analyzer().simplify(expr - var), var)
 
 
-def _tile(sch: s_tir.Schedule, block: Block, nest: Nest, lanes: int, parallel: bool) -> None:
+def _tile(sch: s_tir.Schedule, block: Block, nest: Nest, vectors: _Vectors, parallel: bool) -> None:
     """Keep a tile of rows x vectors of accumulators in registers during the reduction."""
     (*outer, last), reduced = nest
-    size = _lanes_of(_extent(sch, last), 4 * lanes)
+    columns = _extent(sch, last)
+    lanes = vectors.lanes
+    filled = (k * lanes for k in range(vectors.tile, 0, -1) if columns % (k * lanes) == 0)
+    size = next(filled, 0) if columns and lanes >= MIN_LANES else 0
+    size = size or _lanes_of(columns, lanes)
     if not size:
         sch.reorder(*outer, *reduced, last)
         if parallel and outer:
@@ -370,8 +449,9 @@ def _tile(sch: s_tir.Schedule, block: Block, nest: Nest, lanes: int, parallel: b
     # 2 tile
     column, inner = sch.split(last, [None, size])
     rows = []
-    if outer and _extent(sch, outer[-1]) % ROWS == 0 and _extent(sch, outer[-1]):
-        row, part = sch.split(outer[-1], [None, ROWS])
+    count = _extent(sch, outer[-1]) if outer else 0
+    if count and (count < ROWS or count % ROWS == 0):
+        row, part = sch.split(outer[-1], [None, min(count, ROWS)])
         outer, rows = [*outer[:-1], row], [part]
     vector = []
     if size > lanes:
@@ -394,13 +474,12 @@ def _partial_sums(
     sch: s_tir.Schedule,
     block: Block,
     nest: Nest,
-    lanes: int,
+    vectors: _Vectors,
     parallel: bool,
-    sizes: list[Expr],
 ) -> None:
     """Reduce into a vector of partial sums for each result, and fold that in halves."""
     spatial, reduced = nest
-    whole, size = _size(sch, reduced[-1]), lanes
+    whole, size = _size(sch, reduced[-1]), vectors.lanes
     while isinstance(whole, int) and size > whole // 2:
         size //= 2
     width = size
@@ -430,6 +509,6 @@ def _partial_sums(
         if number:
             sch.unroll(steps[0])
         else:  # `compute_at` loses predicates and annotations
-            _divide(sch, steps[-1], whole, width, sizes)
+            _divide(sch, steps[-1], whole, width, vectors)
         sch.decompose_reduction(part, steps[0])
     sch.unroll(sch.get_loops(block)[-1])

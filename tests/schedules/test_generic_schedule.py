@@ -22,6 +22,9 @@ CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., relax.Expr]]] = {
     "softmax_few": ([(9, 10)], op.nn.softmax),
     "matmul": ([(64, 128), (128, 96)], op.matmul),
     "matmul_odd": ([(2, 13, 33), (2, 33, 17)], op.matmul),
+    "matmul_rest": ([(4, 97, 64), (4, 64, 213)], op.matmul),
+    "matmul_rows": ([(3, 18, 197), (3, 197, 128)], op.matmul),
+    "matmul_few": ([(6, 12), (12, 3)], op.matmul),
     "matmul_transposed": ([(9, 64), (50, 64)], lambda a, b: op.matmul(a, op.permute_dims(b))),
     "mean": ([(2, 64, 7, 7)], lambda a: op.mean(a, [2, 3])),
     "sum_all": ([(5, 640)], op.sum),
@@ -130,6 +133,30 @@ def test_products_of_few_rows_are_summed_by_vectors(target: str) -> None:
     right = np.repeat(right, 2, 0).transpose(0, 2, 1)
     room = 8 * np.finfo(np.float32).eps * (np.abs(left) @ np.abs(right))
     assert (np.abs(out.numpy() - left @ right) <= room).all()
+
+
+@pytest.mark.parametrize("columns", [3, 20, 37, 67])
+@pytest.mark.parametrize("target", [*FLOAT_TARGETS, *IN_NODE])
+def test_products_of_any_number_of_columns(target: str, columns: int) -> None:
+    spec = catalog.resolve(target)
+    shapes = ((2, 7, 11), (2, 11, columns))
+    left, right = (te.placeholder([*map(_int64, s)], name=f"x{len(s)}") for s in shapes)
+    k = te.reduce_axis((_int64(0), _int64(11)), "k")
+    product = te.compute(
+        [_int64(n) for n in (2, 7, columns)],
+        lambda head, row, i: te.sum(left[head, row, k] * right[head, k, i], axis=k),
+        name="product",
+    )
+    func = generic.schedule(te.create_prim_func([left, right, product]), spec)
+    rng = np.random.default_rng(columns)
+    arrays = [rng.integers(-9, 10, shape).astype(np.float32) for shape in shapes]  # sums are exact
+    out = tvm.runtime.tensor(np.full((2, 7, columns), np.nan, np.float32))
+    build({"main": func}, spec)["main"](*map(tvm.runtime.tensor, arrays), out)
+    np.testing.assert_array_equal(out.numpy(), arrays[0] @ arrays[1])
+
+
+def _int64(value: int) -> tirx.IntImm:
+    return tirx.IntImm("int64", value)
 
 
 @pytest.mark.parametrize("target", [*FLOAT_TARGETS, *IN_NODE])
