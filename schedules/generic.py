@@ -1,16 +1,18 @@
 """Schedule of functions that TVM legalized: everything that is not a kernel of ours.
 
 Chains of elementwise blocks are inlined; each remaining block is scheduled separately. Elementwise
-blocks are vectorized along their last axis, transpositions in strips of it. A reduction keeps a
-tile of accumulators in registers if adjacent outputs read adjacent inputs (matrix products,
-channels-last pooling). If the reduced axis is contiguous, it is split into as many partial sums as
-a vector has lanes; they stay in a register, and are added in pairs. A step that TVM refuses is
-skipped, so there is always a result, and it computes the same.
+blocks are vectorized along their last axis, transpositions in strips of it; if vectors do not fill
+the axis, a shorter one follows. A reduction keeps a tile of accumulators in registers if adjacent
+outputs read adjacent inputs (matrix products, channels-last pooling). If the reduced axis is
+contiguous, it is split into as many partial sums as a vector has lanes; they stay in a register,
+and are added in pairs. A step that TVM refuses is skipped, so there is always a result, and it
+computes the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
@@ -19,13 +21,14 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 
-from bnncc.schedules import multithreading
+from bnncc.schedules import multithreading, ranges
 from bnncc.schedules.epilogue import depends
 from bnncc.schedules.space import Point
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import Spec
 
 Block = Any
+Expr = Any
 Loop = Any
 Nest = tuple[list[Loop], list[Loop]]
 """Loops over results, and reduction loops."""
@@ -33,8 +36,8 @@ Nest = tuple[list[Loop], list[Loop]]
 MIN_LANES = 4
 """Minimum vector length; narrower loops are left to LLVM."""
 
-ROWS = 4
-"""Rows of accumulators in the tile of a matrix product."""
+ROWS, VECTORS = 4, 4
+"""Rows and vectors of accumulators in the tile of a matrix product, at most."""
 
 ALONE = 8
 """Vectors of accumulators in the tile of a single row: a multiply-add takes four cycles, and two
@@ -55,6 +58,23 @@ MAX_NODES = 512
 _SPATIAL, _REDUCE = 0, 2
 
 
+@dataclass(frozen=True)
+class _Vectors:
+    """Vectors that loops become."""
+
+    lanes: int
+    tile: int
+    """Vectors in a row of accumulators."""
+    sizes: list[Expr]
+    """Of loops that `ranges.divided` divides."""
+
+    @classmethod
+    def of(cls, target: TargetSpec) -> _Vectors:
+        # Registers hold a tile, a row of the second operand, a number of the first and a product.
+        fit = (target.vector_registers - 2) // (ROWS + 1)
+        return cls(target.vector_bits // 32, max(1, min(VECTORS, fit)), [])
+
+
 def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.PrimFunc:
     """Schedule any PrimFunc.
 
@@ -73,27 +93,85 @@ def schedule(func: tirx.PrimFunc, target: TargetSpec, threads: int = 1) -> tirx.
     """
     if target.kind == "cuda":
         return _for_gpu(func, target)
+    vectors = _Vectors.of(target)
+    done = []
+    for part in _parts(func, vectors):
+        made = _scheduled(part, vectors, threads)
+        if made is None:
+            return func
+        done.append(made)
+    result = ranges.followed(done) if len(done) > 1 else done[0]
+    for key, value in (func.attrs or {}).items():
+        result = result.with_attr(key, value)
+    return result.with_attr("tirx.is_scheduled", True)
+
+
+def _scheduled(func: tirx.PrimFunc, vectors: _Vectors, threads: int) -> tirx.PrimFunc | None:
+    """Schedule a function block by block, unless it has none that can be scheduled."""
     try:
         sch = s_tir.Schedule(func)
         root = sch.get_sblock("root")
         names = [sch.get(block).name_hint for block in sch.get_child_blocks(root)]
     except Exception:  # no blocks, or none that can be scheduled: TVM raises several types
-        return func
+        return None
     if len(set(names)) < len(names):
-        return func
+        return None
     # 1 normalize
     for name in names:
         if _only_elementwise_consumers(sch, name) and small_when_inlined(sch, name):
             sch = attempt(sch, _inline, name)
     left = [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
     # 2 to 5, block by block
-    lanes = target.vector_bits // 32
     for name in left:
-        sch = attempt(sch, _block, name, lanes, threads)
-    result = sch.mod["main"]
-    for key, value in (func.attrs or {}).items():
-        result = result.with_attr(key, value)
-    return result.with_attr("tirx.is_scheduled", True)
+        sch = attempt(sch, _block, name, vectors, threads)
+    return ranges.divided(sch.mod["main"], vectors.sizes)
+
+
+def _parts(func: tirx.PrimFunc, vectors: _Vectors) -> list[tirx.PrimFunc]:
+    """Cut a reduction into ranges of rows and columns that `_tile` covers with whole vectors.
+
+    Ranges of columns overlap if their number is not a multiple of `lanes`: that a few results are
+    computed twice costs less than vectors that are not full.
+    """
+    try:
+        (statement,) = ranges.blocks(func)
+        if statement.init is None or vectors.lanes < MIN_LANES:
+            return [func]
+        sch = s_tir.Schedule(func)
+        block = sch.get_sblock(statement.name_hint)
+        loops, kinds = sch.get_loops(block), _kinds(sch, block)
+        *others, column = (k for k, kind in enumerate(kinds) if kind == _SPATIAL)
+        if len(loops) != len(kinds) or not _contiguous(sch, block, loops[column]):
+            return [func]
+    except Exception:  # no blocks, several, or another form
+        return [func]
+    size = _extent(sch, loops[column])
+    if size < vectors.lanes and not _lanes_of(size, vectors.lanes):
+        return [func]
+    columns = _columns(size, vectors)
+    rows = _extent(sch, loops[others[-1]]) if others else 0
+    whole = rows // ROWS * ROWS
+    cuts = [cut for cut in ((0, whole), (whole, rows - whole)) if cut[1]] or [(0, rows)]
+    if len(columns) * len(cuts) == 1 or str(sch.get(loops[column]).loop_var.ty) != "int64":
+        return [func]
+    along = [{others[-1]: cut} if len(cuts) > 1 else {} for cut in cuts]
+    return [
+        ranges.part(func, {statement.name_hint: {**row, column: c}})
+        for row in along
+        for c in columns
+    ]
+
+
+def _columns(size: int, vectors: _Vectors) -> list[tuple[int, int]]:
+    """Return the first column and the number of columns of ranges; each is whole vectors."""
+    lanes, tile = vectors.lanes, vectors.lanes * vectors.tile
+    if size % lanes == 0 or size < lanes:
+        return [(0, size)]
+    whole = size // tile * tile
+    width = -(-(size - whole) // lanes) * lanes
+    if width > size:
+        whole, width = size // lanes * lanes, lanes
+    return [cut for cut in ((0, whole), (size - width, width)) if cut[1]]
 
 
 def as_defined(
@@ -164,7 +242,7 @@ def _extent(sch: s_tir.Schedule, loop: Loop) -> int:
     return int(extent.value) if isinstance(extent, tirx.IntImm) else 0
 
 
-def _block(sch: s_tir.Schedule, name: str, lanes: int, threads: int) -> None:
+def _block(sch: s_tir.Schedule, name: str, vectors: _Vectors, threads: int) -> None:
     block = sch.get_sblock(name)
     loops, kinds = sch.get_loops(block), _kinds(sch, block)
     if len(loops) != len(kinds) or not loops:
@@ -175,33 +253,37 @@ def _block(sch: s_tir.Schedule, name: str, lanes: int, threads: int) -> None:
     parallel = multithreading.steps_shared(steps, threads)
     across = _across(sch, block)
     if _REDUCE not in kinds and across is not None:
-        _transposed(sch, loops, across, parallel)
+        _transposed(sch, loops, across, vectors, parallel)
     elif _REDUCE not in kinds:
-        _elementwise(sch, loops, lanes, _regular(sch, block), parallel)
+        _elementwise(sch, loops, _regular(sch, block), vectors, parallel)
     elif sch.get(block).init is not None:
         spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _SPATIAL]
         reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCE]
         if len(spatial) + len(reduced) < len(loops):
             return
         if spatial and _contiguous(sch, block, spatial[-1]):
-            _tile(sch, block, (spatial, reduced), lanes, parallel)
+            _tile(sch, block, (spatial, reduced), vectors, parallel)
         elif _contiguous(sch, block, reduced[-1]):
-            _partial_sums(sch, block, (spatial, reduced), lanes, parallel)
+            _partial_sums(sch, block, (spatial, reduced), vectors, parallel)
         elif parallel and spatial:
             sch.parallel(spatial[0])
 
 
 def _elementwise(
-    sch: s_tir.Schedule, loops: list[Loop], lanes: int, regular: int, parallel: bool
+    sch: s_tir.Schedule,
+    loops: list[Loop],
+    regular: Expr,
+    vectors: _Vectors,
+    parallel: bool,
 ) -> None:
     """Vectorize the last axis, in pieces of `regular` values."""
     *outer, last = loops
-    size, inner = _lanes_of(regular, lanes), None
-    if size:
-        last, *middle, inner = sch.split(
-            last, [None, size] if regular == _extent(sch, last) else [None, regular // size, size]
-        )
-        outer, last = ([*outer, last], *middle) if middle else (outer, last)
+    width, inner = _width(regular, vectors.lanes), None
+    if width:
+        if isinstance(regular, int) and regular < _extent(sch, last):
+            piece, last = sch.split(last, [None, regular])
+            outer = [*outer, piece]
+        last, inner = _in_vectors(sch, last, regular, width, vectors)
     if parallel and outer:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
     elif parallel:
@@ -210,18 +292,48 @@ def _elementwise(
         sch.vectorize(inner)
 
 
-def _transposed(sch: s_tir.Schedule, loops: list[Loop], across: int, parallel: bool) -> None:
+def _transposed(
+    sch: s_tir.Schedule, loops: list[Loop], across: int, vectors: _Vectors, parallel: bool
+) -> None:
     """Write short vectors, and next read what is adjacent to their elements, while it is cached."""
     *outer, last = loops
-    size = _lanes_of(_extent(sch, last), LINES)
-    if not size:
+    size = _size(sch, last)
+    width = _width(size, LINES)
+    if not width:
         return
     beside = outer.pop(across)
-    last, inner = sch.split(last, [None, size])
+    last, inner = _in_vectors(sch, last, size, width, vectors)
     sch.reorder(*outer, last, beside, inner)
     if parallel:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else (outer or [last])[0])
     sch.vectorize(inner)
+
+
+def _size(sch: s_tir.Schedule, loop: Loop) -> Expr:
+    """Return the extent of `loop`: an int if it is constant."""
+    return _extent(sch, loop) or sch.get(loop).extent
+
+
+def _width(size: Expr, lanes: int) -> int:
+    """Return the lanes of vectors for a loop of `size` iterations, or 0."""
+    width = min(size, lanes) if isinstance(size, int) else lanes
+    return width if width >= MIN_LANES else 0
+
+
+def _in_vectors(
+    sch: s_tir.Schedule, loop: Loop, size: Expr, width: int, vectors: _Vectors
+) -> list[Loop]:
+    """Split a loop of `size` iterations into vectors and a rest."""
+    outer, inner = sch.split(loop, [None, width])
+    _divide(sch, outer, size, width, vectors)
+    return [outer, inner]
+
+
+def _divide(sch: s_tir.Schedule, loop: Loop, size: Expr, width: int, vectors: _Vectors) -> None:
+    """Have `ranges.divided` separate the last, incomplete vector of a loop over vectors."""
+    if not isinstance(size, int) or size % width:
+        sch.annotate(loop, ranges.SIZE, len(vectors.sizes))
+        vectors.sizes.append(size)
 
 
 def _across(sch: s_tir.Schedule, block: Block) -> int | None:
@@ -248,16 +360,16 @@ def _lanes_of(extent: int, lanes: int) -> int:
     return 0
 
 
-def _regular(sch: s_tir.Schedule, block: Block) -> int:
+def _regular(sch: s_tir.Schedule, block: Block) -> Expr:
     """Return the length of pieces of the last axis in which all indices move by 1 or 0; else 0."""
     statement = sch.get(block)
     var, extent = statement.iter_vars[-1].var, statement.iter_vars[-1].dom.extent
     loads = _loads(statement)
     if statement.reads and not loads:
         return 0
-    if not isinstance(extent, tirx.IntImm):
-        return 0
     indices = [index for load in loads for index in load]
+    if not isinstance(extent, tirx.IntImm):
+        return extent if all(_moves_by_one(i, var) for i in indices if depends(i, var)) else 0
     period = gcd(int(extent), *_divisors([index for index in indices if depends(index, var)]))
     piece, lane = (tirx.Var(name, var.ty) for name in ("piece", "lane"))
     known = Analyzer()
@@ -350,18 +462,21 @@ def _moves_by_one(expr: Any, var: tirx.Var) -> bool:
     return not depends(Analyzer().simplify(expr - var), var)
 
 
-def _tile(sch: s_tir.Schedule, block: Block, nest: Nest, lanes: int, parallel: bool) -> None:
+def _tile(sch: s_tir.Schedule, block: Block, nest: Nest, vectors: _Vectors, parallel: bool) -> None:
     """Keep a tile of rows x vectors of accumulators in registers during the reduction."""
     (*outer, last), reduced = nest
-    count = ROWS if outer and _extent(sch, outer[-1]) and not _extent(sch, outer[-1]) % ROWS else 1
+    columns, lanes, most = _extent(sch, last), vectors.lanes, vectors.tile
+    count = _extent(sch, outer[-1]) if outer else 0
+    count = min(count, ROWS) if count and (count < ROWS or count % ROWS == 0) else 1
     steps = None
     if count == 1 and lanes >= MIN_LANES:
         (*outer, last), steps = _together(sch, block, [*outer, last])
         count = 1 if steps is None else _extent(sch, steps)
-    vectors = 4
-    if count != ROWS and lanes >= MIN_LANES:
-        vectors = min(ALONE, (2 * ALONE if lanes == AVX512_LANES else ALONE) // count)
-    size = _lanes_of(_extent(sch, last), vectors * lanes)
+    if count != ROWS:
+        most = min(ALONE, (2 * ALONE if lanes == AVX512_LANES else ALONE) // count)
+    filled = (k * lanes for k in range(most, 0, -1) if columns % (k * lanes) == 0)
+    size = next(filled, 0) if columns and lanes >= MIN_LANES else 0
+    size = size or _lanes_of(columns, lanes)
     if not size:
         sch.reorder(*outer, *reduced, last)
         if parallel and outer:
@@ -371,8 +486,8 @@ def _tile(sch: s_tir.Schedule, block: Block, nest: Nest, lanes: int, parallel: b
     # 2 tile
     column, inner = sch.split(last, [None, size])
     rows = [] if steps is None else [steps]
-    if count == ROWS and steps is None:
-        row, part = sch.split(outer[-1], [None, ROWS])
+    if steps is None and count > 1:
+        row, part = sch.split(outer[-1], [None, count])
         outer, rows = [*outer[:-1], row], [part]
     vector = []
     if size > lanes:
@@ -392,23 +507,30 @@ def _tile(sch: s_tir.Schedule, block: Block, nest: Nest, lanes: int, parallel: b
 
 
 def _partial_sums(
-    sch: s_tir.Schedule, block: Block, nest: Nest, lanes: int, parallel: bool
+    sch: s_tir.Schedule,
+    block: Block,
+    nest: Nest,
+    vectors: _Vectors,
+    parallel: bool,
 ) -> None:
     """Reduce into a vector of partial sums for each result, and fold that in halves."""
     spatial, reduced = nest
-    size = _lanes_of(_extent(sch, reduced[-1]), lanes)
-    if not size or _extent(sch, reduced[-1]) < 2 * size:
+    whole, size = _size(sch, reduced[-1]), vectors.lanes
+    while isinstance(whole, int) and size > whole // 2:
+        size //= 2
+    width = size
+    if width < MIN_LANES:
         if parallel and spatial:
             sch.parallel(spatial[0])
         return
     # 2 tile
     axis = len(spatial)
     if spatial:
-        spatial, steps = _together(sch, block, spatial)
-        if steps is not None:
-            spatial = [*spatial, steps]
+        spatial, together = _together(sch, block, spatial)
+        if together is not None:
+            spatial = [*spatial, together]
             sch.reorder(*spatial)
-    _, lane = sch.split(reduced[-1], [None, size])
+    _, lane = sch.split(reduced[-1], [None, width])
     parts = [sch.rfactor(lane, axis)]
     while size > 2:
         size //= 2
@@ -428,5 +550,7 @@ def _partial_sums(
         sch.vectorize(lane)
         if number:
             sch.unroll(steps[0])
+        else:  # `compute_at` loses predicates and annotations
+            _divide(sch, steps[-1], whole, width, vectors)
         sch.decompose_reduction(part, steps[0])
     sch.unroll(sch.get_loops(block)[-1])

@@ -14,11 +14,18 @@ from typing import Any
 
 import tvm_ffi
 from tvm import s_tir, tirx
+from tvm.sym import Analyzer
 
 from bnncc.topi_binary.definitions.blocks import int64
 
 Bounds = Mapping[int, tuple[int, int]]
 """By index of a loop: first iteration and number of iterations."""
+
+SIZE = "bnncc_size"
+"""Annotation of a loop over vectors: the index of its size in what is passed to `divided`."""
+
+REST_LANES = 4
+"""Vectors of a rest whose size is symbolic."""
 
 
 def part(
@@ -41,17 +48,11 @@ def part(
         With the parameters of `func`, and new loop variables and intermediate tensors.
     """
     root = func.body.block
-    own = {var: var for var in (*func.params, *tirx.analysis.undefined_vars(func.body, []))}
+    common = [*func.params]
     for block in blocks(func):
         if block.name_hint in shared:
             made = (region.source for region in block.writes)
-            own |= {tensor: tensor for tensor in made if tensor in root.alloc_buffers}
-
-    def fresh(var: tirx.Var) -> tirx.Var:
-        if var not in own:
-            own[var] = tirx.Var(var.name, var.ty)
-        return own[var]
-
+            common += [tensor for tensor in made if tensor in root.alloc_buffers]
     kept = []
     for stmt in statements(root.body):
         loops, realize = _opened(stmt)
@@ -59,7 +60,7 @@ def part(
         if not loops or name in bounds:
             kept.append(_cut(loops, realize, bounds[name]) if loops else stmt)
     body = rooted(func, _sequence(kept), root.alloc_buffers)
-    return func.with_body(tvm_ffi.structural_map(body, (tirx.Var, fresh)))
+    return func.with_body(_with_own_variables(body, common))
 
 
 def with_parameters(func: tirx.PrimFunc, other: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -120,6 +121,88 @@ def ends(func: tirx.PrimFunc, number: int, count: int) -> tirx.PrimFunc:
         return body
 
     return _with_loops(func, number + 1, replaced)
+
+
+def divided(func: tirx.PrimFunc, sizes: Sequence[Any]) -> tirx.PrimFunc:
+    """Return a scheduled function in which loops over vectors have only complete ones.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+        Each loop with the annotation `SIZE` contains one vectorized loop. If it has been split from
+        ``size`` iterations into vectors of ``lanes``, it runs ``ceil(size / lanes)`` times.
+    sizes : sequence of int or Expr
+        Those that annotations refer to.
+
+    Returns
+    -------
+    tirx.PrimFunc
+        The rest is one shorter vector behind the loop, without any condition. If its size is
+        symbolic, it is loops over vectors of `REST_LANES` and over single elements.
+    """
+
+    def loop(node: tirx.For) -> tirx.Stmt:
+        number = node.annotations.get(SIZE)
+        return node if number is None else _divided(node, sizes[int(number)])
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, loop)))
+
+
+def _divided(loop: tirx.For, size: Any) -> tirx.Stmt:
+    found: list[tirx.For] = []
+    tvm_ffi.structural_walk(loop.body, (tirx.For, found.append), order="post")
+    (vector,) = (inner for inner in found if inner.kind == tirx.ForKind.VECTORIZED)
+    lanes, kind, known = int(vector.extent), loop.loop_var.ty, Analyzer()
+
+    def number(value: int) -> Any:
+        return tirx.const(value, str(kind))
+
+    def piece(turn: Any, first: Any, count: int) -> tirx.Stmt:
+        own = tirx.Var("lane", kind)
+        place = known.simplify(first + (number(0) if count == 1 else own))
+
+        def lane(node: tirx.For) -> tirx.Stmt:
+            if not node.loop_var.same_as(vector.loop_var):
+                return node
+            body = _renamed(node.body, {vector.loop_var: place})
+            return body if count == 1 else tirx.For(own, number(0), number(count), node.kind, body)
+
+        def always(node: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+            return s_tir.SBlockRealize(node.iter_values, tirx.const(True), node.block)
+
+        callbacks = [(tirx.For, lane), (s_tir.SBlockRealize, always)]
+        body = tvm_ffi.structural_map(loop.body, callbacks)
+        return _with_own_variables(_renamed(body, {loop.loop_var: turn}))
+
+    def turns(count: Any, how: Any, body: Callable[[tirx.Var], tirx.Stmt]) -> tirx.Stmt:
+        var = tirx.Var("turn", kind)
+        return tirx.For(var, number(0), count, how, body(var))
+
+    if isinstance(size, int):
+        whole, rest = number(size // lanes), size % lanes
+        steps = [piece(whole, number(0), rest)] if rest else []
+    else:
+        whole, rest = tirx.floordiv(size, lanes), tirx.floormod(size, lanes)
+        done, steps, serial = number(0), [], tirx.ForKind.SERIAL
+        if lanes > REST_LANES:
+            short = tirx.floordiv(rest, REST_LANES)
+            done, rest = short * REST_LANES, tirx.floormod(rest, REST_LANES)
+            steps = [turns(short, serial, lambda k: piece(whole, k * REST_LANES, REST_LANES))]
+        steps.append(turns(rest, serial, lambda k: piece(whole, done + k, 1)))
+    main = turns(whole, loop.kind, lambda k: piece(k, number(0), lanes))
+    return _sequence([main, *steps])
+
+
+def _with_own_variables(stmt: tirx.Stmt, common: Sequence[tirx.Var] = ()) -> tirx.Stmt:
+    """Return a copy of a statement with new variables, except free ones and those in `common`."""
+    own = {var: var for var in (*common, *tirx.analysis.undefined_vars(stmt, []))}
+
+    def fresh(var: tirx.Var) -> tirx.Var:
+        if var not in own:
+            own[var] = tirx.Var(var.name, var.ty)
+        return own[var]
+
+    return tvm_ffi.structural_map(stmt, (tirx.Var, fresh))
 
 
 def parallel(func: tirx.PrimFunc, count: int) -> tirx.PrimFunc:

@@ -19,7 +19,7 @@ from bnncc.schedules import generic, portable
 from bnncc.schedules.float_functions import FUNCTIONS
 from bnncc.targets import catalog
 from tests import portable_c
-from tests.kernel_harness import EMULATED, HERE, IN_NODE, build
+from tests.kernel_harness import EMULATED, FLOAT_TARGETS, HERE, IN_NODE, build
 
 Array = np.ndarray[Any, Any]
 
@@ -31,7 +31,7 @@ EXACT: dict[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "erf": np.vectorize(math.erf, otypes=[np.float64]),
 }
-SIZES = {"vectors": 1 << 16, "one by one": 999}
+SIZES = {"vectors": 1 << 16, "and a rest": 999}
 LEAST = float(np.finfo(np.float32).smallest_normal)
 
 
@@ -89,10 +89,24 @@ def test_functions_are_within_2_ulp(target: str, size: str) -> None:
         assert np.array_equal(np.signbit(found[numbers]), np.signbit(exact[numbers])), name
 
 
+@pytest.mark.parametrize("target", FLOAT_TARGETS)
+def test_the_rest_is_rounded_as_vectors_are(target: str) -> None:
+    counts = (1 << 10, 1021)
+    kernels = {f"{n}_{c}": kernel(n, c, target) for n in FUNCTIONS for c in counts}
+    library, given = build(kernels, catalog.resolve(target)), values(1 << 10)
+    for name in FUNCTIONS:
+        found = []
+        for count in counts:
+            made = tvm.runtime.tensor(np.zeros(count, np.float32))
+            library[f"{name}_{count}"](tvm.runtime.tensor(given[:count]), made)
+            found.append(made.numpy())
+        assert np.array_equal(found[0][:1021], found[1], equal_nan=True), name
+
+
 @portable_c.needs_gcc
 @pytest.mark.parametrize("contract", ["off", "fast"])
 def test_so_are_those_of_portable_c(contract: str, tmp_path: Path) -> None:
-    count = SIZES["one by one"]
+    count = SIZES["and a rest"]
     kernels = {f"{n}_kernel": portable.schedule(definition(n, count)) for n in FUNCTIONS}
     source, *_ = c_kernels.build(kernels, pipeline.tvm_target(portable_c.C99))
     (tmp_path / "k.c").write_bytes(c_helpers.PRELUDE.encode() + source)

@@ -12,19 +12,28 @@ from tvm.relax import op, transform
 
 from bnncc.schedules import generic
 from bnncc.targets import catalog
-from tests.kernel_harness import EMULATED, HERE, IN_NODE, build
+from tests.kernel_harness import EMULATED, FLOAT_TARGETS, HERE, IN_NODE, build
 
 CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., relax.Expr]]] = {
     "add_relu": ([(1, 33, 17, 20)] * 2, lambda a, b: op.nn.relu(op.add(a, b))),
     "broadcast": ([(1, 64, 9, 9), (64, 1, 1)], lambda a, b: op.tanh(op.multiply(a, b))),
     "softmax": ([(8, 1000)], op.nn.softmax),
+    "softmax_rest": ([(8, 197)], op.nn.softmax),
+    "softmax_few": ([(9, 10)], op.nn.softmax),
     "matmul": ([(64, 128), (128, 96)], op.matmul),
     "matmul_odd": ([(2, 13, 33), (2, 33, 17)], op.matmul),
+    "matmul_rest": ([(4, 97, 64), (4, 64, 213)], op.matmul),
+    "matmul_rows": ([(3, 18, 197), (3, 197, 128)], op.matmul),
+    "matmul_few": ([(6, 12), (12, 3)], op.matmul),
     "matmul_transposed": ([(9, 64), (50, 64)], lambda a, b: op.matmul(a, op.permute_dims(b))),
     "mean": ([(2, 64, 7, 7)], lambda a: op.mean(a, [2, 3])),
     "sum_all": ([(5, 640)], op.sum),
+    "sum_all_rest": ([(5, 643)], op.sum),
+    "max_rest": ([(2, 50, 67)], lambda a: op.max(a, [2])),
+    "sum_two_axes": ([(3, 5, 39)], lambda a: op.sum(a, [1, 2])),
     "max_first": ([(50, 64)], lambda a: op.max(a, [0])),
     "argmax": ([(4, 100)], lambda a: op.argmax(a, 1)),
+    "argmax_rest": ([(4, 103)], lambda a: op.argmax(a, 1)),
     "conv1d": ([(1, 16, 50), (32, 16, 3)], lambda a, b: op.nn.conv1d(a, b, padding=1)),
     "conv2d": ([(1, 16, 20, 20), (32, 16, 3, 3)], lambda a, b: op.nn.conv2d(a, b, padding=1)),
     "conv2d_s2": ([(1, 3, 21, 21), (7, 3, 3, 3)], lambda a, b: op.nn.conv2d(a, b, strides=2)),
@@ -33,6 +42,10 @@ CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., relax.Expr]]] = {
         lambda a, b: op.nn.conv2d_transpose(a, b, strides=2, padding=1),
     ),
     "layer_norm": ([(6, 256), (256,), (256,)], lambda a, b, c: op.nn.layer_norm(a, b, c, axes=-1)),
+    "layer_norm_rest": (
+        [(6, 77), (77,), (77,)],
+        lambda a, b, c: op.nn.layer_norm(a, b, c, axes=-1),
+    ),
     "pad": ([(1, 3, 20, 20)], lambda a: op.nn.pad(a, [0, 0, 0, 0, 1, 1, 1, 1])),
     "transpose": ([(1, 64, 28, 28)], lambda a: op.permute_dims(a, [0, 2, 3, 1])),
     "transpose_heads": ([(1, 24, 3, 20)], lambda a: op.permute_dims(a, [0, 2, 3, 1])),
@@ -46,6 +59,11 @@ CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., relax.Expr]]] = {
         [(1, 4, 5, 6)],
         lambda a: op.reshape(op.permute_dims(a, [0, 2, 1, 3]), (1, 5, 24)),
     ),
+    "flat_pieces": (
+        [(1, 6, 21, 5)],
+        lambda a: op.nn.relu(op.reshape(op.permute_dims(a, [0, 2, 1, 3]), (1, 630))),
+    ),
+    "vector_rest": ([(133,)] * 2, lambda a, b: op.tanh(op.add(a, b))),
     "concat": ([(1, 64, 8, 8), (1, 31, 8, 8)], lambda a, b: op.concat([a, b], 1)),
     "resize": ([(1, 8, 14, 14)], lambda a: op.image.resize2d(a, (28, 28), layout="NCHW")),
     "cumsum": ([(4, 20)], lambda a: op.cumsum(a, 1)),
@@ -137,6 +155,59 @@ def test_values_of_shared_heads(target: str, shared: int) -> None:
     out = tvm.runtime.tensor(np.full((heads, 1, 64), np.nan, np.float32))
     library["main"](*map(tvm.runtime.tensor, arrays), out)
     assert (out.numpy() == arrays[0] @ np.repeat(arrays[1], shared, 0)).all()
+
+
+@pytest.mark.parametrize("columns", [3, 20, 37, 67])
+@pytest.mark.parametrize("target", [*FLOAT_TARGETS, *IN_NODE])
+def test_products_of_any_number_of_columns(target: str, columns: int) -> None:
+    spec = catalog.resolve(target)
+    shapes = ((2, 7, 11), (2, 11, columns))
+    left, right = (te.placeholder([*map(_int64, s)], name=f"x{len(s)}") for s in shapes)
+    k = te.reduce_axis((_int64(0), _int64(11)), "k")
+    product = te.compute(
+        [_int64(n) for n in (2, 7, columns)],
+        lambda head, row, i: te.sum(left[head, row, k] * right[head, k, i], axis=k),
+        name="product",
+    )
+    func = generic.schedule(te.create_prim_func([left, right, product]), spec)
+    rng = np.random.default_rng(columns)
+    arrays = [rng.integers(-9, 10, shape).astype(np.float32) for shape in shapes]  # sums are exact
+    out = tvm.runtime.tensor(np.full((2, 7, columns), np.nan, np.float32))
+    build({"main": func}, spec)["main"](*map(tvm.runtime.tensor, arrays), out)
+    np.testing.assert_array_equal(out.numpy(), arrays[0] @ arrays[1])
+
+
+def _int64(value: int) -> tirx.IntImm:
+    return tirx.IntImm("int64", value)
+
+
+@pytest.mark.parametrize("target", [*FLOAT_TARGETS, *IN_NODE])
+def test_rows_of_any_length(target: str) -> None:
+    """A function of rows of symbolic length, or of a fixed one: by vectors and a rest."""
+    spec, length = catalog.resolve(target), tirx.Var("length", "int64")
+    fixed = (5, 22, 67)
+    rows = {f"rows_{n}": _shares(n) for n in fixed}
+    if target not in ("wasm32", "wasm32-simd128"):  # all sizes are static there
+        rows["rows"] = _shares(length)
+    library = build({name: generic.schedule(func, spec) for name, func in rows.items()}, spec)
+    rng = np.random.default_rng(0)
+    for size in (1, 3, 4, 5, 7, 15, 16, 22, 33, 67):
+        x = np.float32(rng.integers(1, 9, (3, size)) * rng.choice([-1, 1], (3, size)))
+        total = np.abs(x).sum(1, dtype=np.float32, keepdims=True)  # exact
+        want = (x + x.max(1, keepdims=True)) / total
+        for name in rows.keys() & {"rows", f"rows_{size}"}:
+            out = tvm.runtime.tensor(np.full_like(want, np.nan))
+            library[name](tvm.runtime.tensor(x), out)
+            np.testing.assert_array_equal(out.numpy(), want)
+
+
+def _shares(length: tirx.Expr | int) -> tirx.PrimFunc:
+    x = te.placeholder((3, length), name="x")
+    k, j = (te.reduce_axis((0, length), name) for name in "kj")
+    top = te.compute((3,), lambda row: te.max(x[row, k], axis=k), name="top")
+    total = te.compute((3,), lambda row: te.sum(tirx.abs(x[row, j]), axis=j), name="total")
+    out = te.compute((3, length), lambda row, i: (x[row, i] + top[row]) / total[row], name="out")
+    return te.create_prim_func([x, out])
 
 
 def test_functions_without_blocks_come_back() -> None:
