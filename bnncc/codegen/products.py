@@ -13,6 +13,7 @@ from tvm import relax, te, tirx
 from tvm.ir import Range
 from tvm.sym import Analyzer
 
+from bnncc.ir.dims import is_static
 from bnncc.ir.graph import Graph, Node
 from bnncc.schedules.epilogue import depends
 
@@ -28,7 +29,7 @@ def matmul(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) ->
     """Return a float32 MatMul that reads through views, or None if there are no views."""
     shapes = [graph.types[name].shape for name in node.inputs]
     left, right = shapes
-    fixed = all(isinstance(d, int) for shape in shapes for d in shape)
+    fixed = is_static(d for shape in shapes for d in shape)
     if graph.types[node.inputs[0]].dtype != "float32" or not fixed or len(left) < 3:
         return None
     if left[:-2] != right[:-2]:

@@ -9,7 +9,8 @@ import numpy as np
 from onnx import helper
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
-from bnncc.ir.numeric import pooled_sizes, window
+from bnncc.ir.dims import is_static
+from bnncc.ir.numeric import pooled_sizes, window, window_spans
 from bnncc.ir.pieces import Expression
 
 MAX_TAPS = 1024
@@ -83,7 +84,7 @@ def _max_pool(write: Expression) -> None:
         )
     pooled = write.as_is("MaxPool", node.inputs[0], **_plain(attrs))
     strides, dilations, pads = window(attrs, shape[2:], kernel)
-    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    spans = window_spans(kernel, dilations)
     outs = pooled_sizes(shape[2:], spans, strides, pads, bool(attrs.get("ceil_mode")))
     order = [1] * rank  # strides along each axis
     sizes = shape[2:]
@@ -244,7 +245,7 @@ def _space_to_depth(write: Expression) -> None:
     if mode != "CRD":
         raise ModelError(f"{write.where}: `mode` is {mode!r}, expected DCR or CRD")
     block, shape = int(write.node.attrs["blocksize"]), write.type().shape[1:]
-    if len(shape) != 3 or block <= 0 or any(not isinstance(d, int) for d in shape):
+    if len(shape) != 3 or block <= 0 or not is_static(shape):
         raise ShapeError(f"{write.where}: expected an image of known size")
     c, h, w = (int(d) for d in shape)
     cut = write.reshape(write.node.inputs[0], 0, c, h // block, block, w // block, block)

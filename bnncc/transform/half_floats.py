@@ -63,7 +63,7 @@ def _makes_floats(node: Node, graph: Graph, producers: dict[str, Node]) -> bool:
     if node.op in ("Conv", QUANTIZED_CONV):
         return reads_input(node.inputs[0], graph, producers)
     if node.op in _OF_TWO:
-        return sum(bool(i) and i not in graph.constants for i in node.inputs) > 1
+        return len(graph.computed(node.inputs)) > 1
     return node.op in _POOLS
 
 

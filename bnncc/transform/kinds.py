@@ -160,7 +160,7 @@ class Kinds:
         name = node.outputs[0]
         channels = int(self.graph.types[name].shape[1])
         offset = np.zeros(channels) + np.asarray(node.attrs.get("bias", 0.0))
-        if len(node.inputs) > 2 and node.inputs[2]:
+        if node.operand(2):
             offset = offset + self.graph.constants[node.inputs[2]].reshape(-1)
         while len(readers := self._consumers.get(name, [])) == 1:
             if self.constant_glue(readers[0]) != name:
@@ -200,11 +200,7 @@ class Kinds:
             return False
         if self.graph.constants[node.inputs[1]].ndim != 2 or node.inputs[0] in self.graph.constants:
             return False
-        bias = (
-            self.graph.constants[node.inputs[2]]
-            if len(node.inputs) > 2 and node.inputs[2]
-            else None
-        )
+        bias = self.graph.constants[node.inputs[2]] if node.operand(2) else None
         units = int(self.graph.types[node.outputs[0]].shape[1])
         if bias is None:
             return True
@@ -235,7 +231,7 @@ class Kinds:
         """Return the data operand if `node` is elementwise with per-channel constants."""
         if node.op not in _CONSTANT_OPS:
             return None
-        data = [i for i in node.inputs if i and i not in self.graph.constants]
+        data = self.graph.computed(node.inputs)
         if len(data) != 1 or self.graph.types[data[0]] != self.graph.types[node.outputs[0]]:
             return None
         shape = self.graph.types[data[0]].shape

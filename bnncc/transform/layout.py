@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bnncc.ir.dims import is_static
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import NARROW, ROUND
 from bnncc.ir.infer import BROADCAST, COMPARE, UNARY, infer_into
@@ -203,7 +204,7 @@ def pull_up(graph: Graph) -> bool:
             continue
         if len(consumers.get(maker.outputs[0], [])) != 1:
             continue
-        real = [i for i in maker.inputs if i and i not in graph.constants]
+        real = graph.computed(maker.inputs)
         if maker.op in (*_ONE_INPUT, "Pad", "Slice"):
             real = real[:1]
         if len(set(real)) != 1 or len(graph.types[real[0]].shape) != rank:
@@ -256,7 +257,7 @@ def reorder_flatten(graph: Graph) -> bool:
         flat = graph.types[node.outputs[0]].shape
         if perm != _last(len(perm)) or len(flat) != 2 or flat[0] != shape[0]:
             continue
-        if not all(isinstance(d, int) for d in shape[1:]):
+        if not is_static(shape[1:]):
             continue
         sizes = [int(d) for d in shape[1:]]
         count = math.prod(sizes)
