@@ -269,7 +269,7 @@ class _Form:
         columns, unit, per = at.columns, self._unit, LANES // QUAD
         quads = (full * per, -(-rest // QUAD)) if at.last else (0, full * per)
         rows = at.rows.first, at.rows.count
-        pixels = {1: rows, 2: (columns.start, columns.width * columns.tiles)}
+        pixels = {1: rows, 2: columns.columns}
         places = {1: rows, 2: (columns.start // unit, -(-columns.width // unit) * columns.tiles)}
         found: dict[str, Bounds] = {
             epilogue.BLOCKS[at.last]: pixels,

@@ -241,7 +241,7 @@ def _tiles(
     vectors, last = len(group.lanes), group.lanes[-1] < layout.LANES
     out, sums = epilogue.BLOCKS[last], "sum" + "_last" * last
     # 1 normalize
-    columns, count = (segment.start, segment.width * segment.tiles), group.count * vectors
+    columns, count = segment.columns, group.count * vectors
     cut: dict[str, Bounds] = {
         "xors": {},
         sums: {2: columns, 3: (0 if last else group.first, count)},

@@ -102,7 +102,7 @@ def ranged(
 def axes(group: Group, segment: Segment) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return (first, count) of the columns and of the channel vectors of a range."""
     vectors = group.first, group.count * len(group.lanes)
-    return (segment.start, segment.width * segment.tiles), vectors
+    return segment.columns, vectors
 
 
 def tiles(
@@ -326,7 +326,4 @@ def _replaced(old: Any, number: int, body: Any, block: Any) -> Any:
     # No longer a reduction block: TVM would allocate its buffer outside of all loops.
     iters = [*block.iter_vars]
     iters[number] = tirx.IterVar(iters[number].dom, iters[number].var, tirx.IterVar.DataPar)
-    return s_tir.SBlock(
-        iters, block.reads, block.writes, block.name_hint, body, block.init,
-        block.alloc_buffers, block.match_buffers, block.annotations,
-    )  # fmt: skip
+    return ranges.changed_block(block, iter_vars=iters, body=body)

@@ -75,6 +75,11 @@ def output_types(spec: Spec) -> list[Type]:
     return types
 
 
+def first_step_input(spec: Spec) -> int:
+    """Return the position of the first kernel input of the steps, which are last."""
+    return len(input_types(spec)) - sum(step_inputs(step) for step in spec.steps)
+
+
 def aliases(spec: Spec) -> list[int]:
     """Return for each output of `spec` the index of the input it is stored over, or -1.
 
@@ -83,7 +88,7 @@ def aliases(spec: Spec) -> list[int]:
     ValueError
         If a step is in place without a preceding ``add``.
     """
-    position = len(input_types(spec)) - sum(step_inputs(step) for step in spec.steps)
+    position = first_step_input(spec)
     added, found = -1, []
     for step in spec.steps:
         if step.op == "add":

@@ -11,7 +11,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from bnncc.codegen import arena, memory, pipeline, row_wise
+from bnncc.codegen import arena, memory, row_wise
 from bnncc.codegen.arena import aligned
 from bnncc.codegen.c_text import Call, Order, Place
 from bnncc.codegen.row_wise import VALUE, Chain, Program, Traced, Value
@@ -19,6 +19,7 @@ from bnncc.errors import TargetError
 from bnncc.schedules import weight_orders
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.definitions import define
+from bnncc.topi_binary.signature import spec_of
 from bnncc.topi_binary.spec import BinaryConv2d, Spec, from_json
 
 
@@ -160,9 +161,8 @@ class _Trace:
         return place
 
     def _call(self, kernel: str, args: list[Place]) -> None:
-        attrs = self._module[kernel].attrs or {}
-        spec = from_json(str(attrs[pipeline.SPEC])) if pipeline.SPEC in attrs else None
-        call = Traced(kernel, spec, args)
+        text = spec_of(self._module[kernel])
+        call = Traced(kernel, from_json(text) if text else None, args)
         fresh = iter(call.args[len(call.ins) :])
         for over in call.over:
             if over < 0:

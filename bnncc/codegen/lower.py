@@ -15,7 +15,7 @@ from tvm import relax, te, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from bnncc.codegen import converters, guards, ops
-from bnncc.errors import ModelError, UnsupportedOp
+from bnncc.errors import ModelError, UnsupportedOp, message_lines
 from bnncc.ir.demands import WHOLE_MOVES, Demand, demands, integer_ranges, limits_of_inputs, met
 from bnncc.ir.dims import Dim, evaluated, is_static
 from bnncc.ir.evaluate import OPSET
@@ -271,7 +271,7 @@ class _Lowering:
         try:
             made = self.bb.normalize(convert(self.bb, args, attrs, [self.values, {}]))
         except Exception as error:
-            said = str(error).strip().splitlines() or [type(error).__name__]
+            said = message_lines(error)
             raise UnsupportedOp(
                 f"{where}: TVM's importer cannot convert it: {said[-1][:160]}"
             ) from error

@@ -276,7 +276,7 @@ def _pad(write: Expression) -> None:
         [n + min(0, a) + min(0, b) for n, (a, b) in zip(shape, pairs, strict=True)], bool
     )
     inside = np.pad(inside, [(max(0, a), max(0, b)) for a, b in pairs])
-    number = write("Reshape", value, write.constant(np.zeros(0), "int64"))
+    number = write.scalar(value)
     write.give(write("Where", write.constant(inside, "bool"), made, number), 0)
 
 

@@ -143,7 +143,7 @@ def _single(write: Expression, number: str, shape: Shape, what: str) -> str:
     """Return a scale or zero point with one element as a scalar."""
     if math.prod(d if isinstance(d, int) else 2 for d in shape) != 1:
         raise ShapeError(f"{write.where}: {what} has shape {list(shape)}, expected one number")
-    return number if not shape else write("Reshape", number, write.constant(np.zeros(0), "int64"))
+    return number if not shape else write.scalar(number)
 
 
 def _column(write: Expression, number: str, shape: Shape, form: list[int], what: str) -> str:

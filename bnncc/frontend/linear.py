@@ -98,7 +98,7 @@ def _cast_type(node: Node) -> str:
 
 def _target(node: Node, graph: Graph) -> str:
     """Return the type that a QuantizeLinear rounds to."""
-    if node.operand(2):
+    if node.input(2):
         return graph.types[node.inputs[2]].dtype
     code = int(node.attrs.get("output_dtype", 0))
     return str(np.dtype(helper.tensor_dtype_to_np_dtype(code)).name) if code else "uint8"
@@ -163,7 +163,7 @@ def _beside(write: Expression, index: int, twin: Callable[[str], str]) -> str:
     number = twin(name) if index == 2 else name
     axis, block = int(node.attrs.get("axis", 1)), int(node.attrs.get("block_size", 0))
     if len(shape) <= 1 and math.prod(d if isinstance(d, int) else 2 for d in shape) == 1:
-        return write("Reshape", number, write.constant(np.zeros(0), "int64")) if shape else number
+        return write.scalar(number) if shape else number
     if block and len(shape) == len(data) and is_static((*shape, *data)):
         axis %= len(data)
         count, size = int(shape[axis]), int(data[axis])

@@ -119,7 +119,7 @@ def _split(node: Node, version: int, graph: Graph) -> None:
 
 
 def _dropout(node: Node, version: int, graph: Graph) -> list[Node]:
-    training = graph.constants.get(node.operand(2))
+    training = graph.constants.get(node.input(2))
     if len(node.inputs) > 2 and (training is None or bool(training.reshape(-1)[0])):
         raise UnsupportedOp(
             f"Dropout `{node.name}`: is in training mode; export the model after `eval()`"

@@ -65,7 +65,7 @@ def load(
     try:
         return _load(proto, folder, source, input_shapes or {}, max_dims or {})
     except BnnccError as error:
-        raise type(error)(f"{source}: {error}", hint=error.hint) from error.__cause__
+        raise error.within(source) from error.__cause__
 
 
 def _load(

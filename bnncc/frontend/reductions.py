@@ -100,10 +100,7 @@ def _log_sum_exp(write: Expression, inputs: list[str], keep: dict[str, int]) -> 
     top = write("Clip", top, *bounds)  # infinities would give NaN
     total = write("ReduceSum", write("Exp", write("Sub", inputs[0], top)), *inputs[1:], **keep)
     if not keep["keepdims"]:
-        if len(inputs) > 1:
-            top = write("Squeeze", top, inputs[1])
-        else:
-            top = write("Reshape", top, write.constant(np.zeros(0), "int64"))
+        top = write("Squeeze", top, inputs[1]) if len(inputs) > 1 else write.scalar(top)
     return write("Add", write("Log", total), top)
 
 

@@ -58,7 +58,7 @@ def _sizes(node: Node, graph: Graph, where: str) -> list[int]:
     if not -len(shape) <= axis < len(shape):
         raise ShapeError(f"{where}: `axis` is {axis}, the input has {len(shape)} axes")
     size = shape[axis]
-    split = graph.constants.get(node.operand(1))
+    split = graph.constants.get(node.input(1))
     if not isinstance(size, int) or split is None or split.size == 0:
         raise UnsupportedOp(f"{where}: its sizes are not constant")
     if split.ndim:

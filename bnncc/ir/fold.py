@@ -286,7 +286,7 @@ class Folder:
                 if old is None or not np.array_equal(old, target):
                     node.inputs[1] = graph.constant(target, f"{node.name}.shape")
                 node.attrs.pop("allowzero", None)
-        elif node.op == "Pad" and node.operand(3):
+        elif node.op == "Pad" and node.input(3):
             axes, pads = (graph.constants.get(node.inputs[k]) for k in (3, 1))
             if axes is not None and pads is not None:
                 full = np.zeros((2, len(graph.types[node.inputs[0]].shape)), np.int64)

@@ -58,7 +58,7 @@ class Node:
         """Description of the node for messages."""
         return f"{self.op} `{self.name}`"
 
-    def operand(self, number: int) -> str:
+    def input(self, number: int) -> str:
         """Return the name of an input; ``""`` if it is absent."""
         return self.inputs[number] if number < len(self.inputs) else ""
 

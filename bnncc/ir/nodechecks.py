@@ -187,7 +187,7 @@ def _axis(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
 
 
 def _axes(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
-    axes = graph.constants.get(node.operand(1))
+    axes = graph.constants.get(node.input(1))
     rank = len(kinds[0].shape)
     if node.op == "Unsqueeze" and axes is not None:
         rank += axes.size
@@ -228,7 +228,7 @@ def _block(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
 
 def _split(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
     _axis(node, kinds, graph, where)
-    sizes = graph.constants.get(node.operand(1))
+    sizes = graph.constants.get(node.input(1))
     size = kinds[0].shape[node.attrs.get("axis", 0)]
     if sizes is None:
         return

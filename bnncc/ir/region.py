@@ -345,7 +345,7 @@ def _split(graph: Graph, node: Node, out: Box) -> _Read | None:
 
 
 def _slice(graph: Graph, node: Node, out: Box) -> _Read | None:
-    axes = graph.constants.get(node.operand(3))
+    axes = graph.constants.get(node.input(3))
     if axes is None:
         return None
     touched = {int(a) % len(out) for a in axes}
@@ -397,7 +397,7 @@ def _reduced(graph: Graph, node: Node, out: Box) -> _Read | None:
     if node.op in ("ArgMax", "ArgMin"):
         axes = [int(node.attrs.get("axis", 0))]
     else:
-        given = graph.constants.get(node.operand(1))
+        given = graph.constants.get(node.input(1))
         if given is None or not given.size:
             return None
         axes = [int(a) for a in given]

@@ -216,7 +216,7 @@ def _pad(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str) -
     pads = vector(node.inputs[1], graph, partial)
     rank = len(x.shape)
     axes: Any = range(rank)
-    if node.operand(3):
+    if node.input(3):
         axes = vector(node.inputs[3], graph, partial)
     if pads is None or axes is None or None in pads or None in axes:
         raise dynamic(graph, where)

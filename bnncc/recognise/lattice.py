@@ -380,7 +380,7 @@ def kept(node: Node, graph: Graph) -> tuple[list[str], list[np.ndarray]] | None:
     if node.op == "Resize" and not copies_pixels(node):
         return None
     if node.op == "Pad" and str(node.attrs.get("mode", "constant")) == "constant":
-        pads, fill = node.operand(1), node.operand(2)
+        pads, fill = node.input(1), node.input(2)
         if fill and fill not in graph.constants:
             return None
         if pads not in graph.constants or (graph.constants[pads] > 0).any():

@@ -116,7 +116,7 @@ def repeats(node: Node, graph: Graph) -> tuple[int, int] | None:
         return None
     if len(data.shape) != 4 or data.dtype != "float32" or data.shape[:2] != out.shape[:2]:
         return None
-    given = graph.constants.get(node.operand(2))
+    given = graph.constants.get(node.input(2))
     factors = []
     for axis in (2, 3):
         size, wanted = int(data.shape[axis]), int(out.shape[axis])

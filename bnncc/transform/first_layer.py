@@ -105,7 +105,7 @@ def _try(node: Node, graph: Graph, producers: dict[str, Node], operands: str) ->
     if isinstance(found, str):
         return found
     bias = np.zeros(weight.shape[0])
-    if node.operand(2):
+    if node.input(2):
         bias = bias + graph.constants[node.inputs[2]].astype(np.float64).reshape(-1)
     zero_points: tuple[int, ...] = ()
     scale = np.ones(weight.shape[0])

@@ -160,7 +160,7 @@ class Kinds:
         name = node.outputs[0]
         channels = int(self.graph.types[name].shape[1])
         offset = np.zeros(channels) + np.asarray(node.attrs.get("bias", 0.0))
-        if node.operand(2):
+        if node.input(2):
             offset = offset + self.graph.constants[node.inputs[2]].reshape(-1)
         while len(readers := self._consumers.get(name, [])) == 1:
             if self.constant_glue(readers[0]) != name:
@@ -200,7 +200,7 @@ class Kinds:
             return False
         if self.graph.constants[node.inputs[1]].ndim != 2 or node.inputs[0] in self.graph.constants:
             return False
-        bias = self.graph.constants[node.inputs[2]] if node.operand(2) else None
+        bias = self.graph.constants[node.inputs[2]] if node.input(2) else None
         units = int(self.graph.types[node.outputs[0]].shape[1])
         if bias is None:
             return True

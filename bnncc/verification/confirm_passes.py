@@ -27,7 +27,7 @@ from bnncc.ir.spread import Spread, are_dyadic, are_multiples, exactly_whole, sp
 from bnncc.ir.ties import TIE
 from bnncc.recognise.ramps import find_ramps
 from bnncc.topi_binary.reference import evaluate_kernel
-from bnncc.topi_binary.step import step_outputs
+from bnncc.topi_binary.step import writers
 from bnncc.transform.physical import KERNEL, Form, Held
 from bnncc.verification.evaluator import Compute, evaluate_physical
 from bnncc.verification.held import OFF, code, codes, differs, encoded, nearest
@@ -347,7 +347,7 @@ def _by_integers(node: Node | None, name: str) -> bool:
     if node is None or node.op != KERNEL:
         return False
     steps = getattr(node.attrs["spec"], "steps", ())
-    made = [step for step in steps for _ in range(step_outputs(step))]
+    made = writers(steps)
     if not made:
         return False
     step = made[node.outputs.index(name)]
