@@ -9,7 +9,6 @@ C's library than ``string.h`` and ``math.h``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,9 +32,11 @@ from bnncc.codegen.c_text import (
     Place,
     Statement,
     arguments,
+    elements,
     extents,
     harmless,
     itemsize,
+    tolerance,
 )
 from bnncc.ir.halves import COARSE
 from bnncc.runtime.manifest import TensorInfo
@@ -301,8 +302,7 @@ def _check(made: Bare, pairs: Mapping[str, np.ndarray], coarse: Mapping[str, flo
         lines += [*array(f"static const {{}} stored_{key.replace('.', '_')}", value), ""]
     lines.append(f"static uint64_t arena[({upper}_ARENA_BYTES + 7) / 8];")
     for name, info in ios:
-        size = max(1, math.prod(int(d) for d in info.shape))
-        lines.append(f"static {C_TYPES[info.dtype]} tensor_{name}[{size}];")
+        lines.append(f"static {C_TYPES[info.dtype]} tensor_{name}[{max(1, elements(info))}];")
     kinds = {info.dtype for _, info in made.made}
     lines += ["", *(text for kind, text in _HALVES.items() if kind in kinds), "int main(void) {"]
     lines += ["  int failed = 0, wrong = 0;", "  memset(arena, 0x5A, sizeof arena);"]
@@ -336,21 +336,12 @@ def _wrong(tensor: TensorInfo, mine: str, right: str, coarse: Mapping[str, float
     """Return C code that tests whether a value is wrong."""
     if "float" not in tensor.dtype:
         return f"{mine} != {right}"
-    near = max(coarse.get(tensor.name, 1e-4), COARSE.get(tensor.dtype, 0.0))
+    near = tolerance(tensor, coarse)
     wide = tensor.dtype if tensor.dtype in COARSE else "(double)"
     mine, right = (f"{wide}({x})" if wide in COARSE else f"{wide}{x}" for x in (mine, right))
     same = f"{mine} == {right} || ({mine} != {mine} && {right} != {right})"
     near_by = f"fabs({mine} - {right}) <= {near} * (1 + fabs({right}))"
     return f"!({same} || {near_by})"
-
-
-def _elements(tensor: TensorInfo) -> int:
-    return math.prod(int(d) for d in tensor.shape)
-
-
-def nbytes(tensor: TensorInfo) -> int:
-    """Return the size of an input or output in bytes."""
-    return _elements(tensor) * np.dtype(tensor.dtype).itemsize
 
 
 _COMPILERS = {
