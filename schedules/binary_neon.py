@@ -329,7 +329,7 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     wide = target.popcount != "neon-dot" and (steps > MAX_COUNTS or spec.ternary)
     tiles = -(-places // VECTORS) if wide else max(1, places // VECTORS)
     flat = 1
-    taps = spec.kernel[0] * spec.kernel[1]
+    taps = spec.window_size
     if _arch(target) == "arm" and spec.weight_order == "halves" and 1 < taps <= ALL_UNROLLED:
         tiles, flat = places, 0  # with this much code, spills cost more than loops
     return {"tiles": tiles, "unroll": UNROLLED, "flat": flat}

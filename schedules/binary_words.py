@@ -405,7 +405,7 @@ def _tile(spec: BinaryConv2d, target: TargetSpec, budget: int, several: int) -> 
 
 def _steps(spec: BinaryConv2d) -> int:
     """Return the number of words counted per output."""
-    return spec.kernel[0] * spec.kernel[1] * layout.words(spec.channels // spec.groups)
+    return spec.window_size * layout.words(spec.channels // spec.groups)
 
 
 def _weight_bytes(spec: BinaryConv2d) -> int:

@@ -157,7 +157,7 @@ def levels(spec: FewBitConv2d, target: TargetSpec) -> float:
 
     Work is counted as executed: words and vectors are filled up, and each pair of planes counts.
     """
-    taps = spec.kernel[0] * spec.kernel[1]
+    taps = spec.window_size
     depth = few_bit_data.group_words(spec) * few_bit_data.per_word(spec) * taps
     done = layout.blocks(spec.out_channels) * layout.LANES * depth
     done *= few_bit_data.weight_planes(spec) * spec.data_tensors

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,13 @@ class TargetSpec:
     def has_runtime(self) -> bool:
         """Whether TVM's runtime exists for this target: as wheels, for two architectures."""
         return self.kind != "c" and self.arch in ("", "x86_64", "aarch64")
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> TargetSpec:
+        """Return the target with these fields, of which JSON makes lists."""
+        values: dict[str, Any]
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        return cls(**values)
 
     @property
     def default_format(self) -> str:

@@ -92,7 +92,7 @@ def weight_planes(spec: FewBitConv2d) -> int:
 
 def constants(spec: FewBitConv2d) -> list[tuple[tuple[int, ...], str]]:
     """Return shape and dtype of the weights and of the initial values."""
-    taps = spec.kernel[0] * spec.kernel[1] * group_words(spec) * weight_planes(spec)
+    taps = spec.window_size * group_words(spec) * weight_planes(spec)
     size = blocks(spec.out_channels) * LANES
     dtype = "float32" if spec.method == "floats" else "uint32"
     start = [((len(classes(spec, 0)) * len(classes(spec, 1)) * size,), "int32")]

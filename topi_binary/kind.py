@@ -184,6 +184,11 @@ class Windowed(OfImage):
         return text
 
     @property
+    def window_size(self) -> int:
+        """Number of elements of a window, per channel."""
+        return self.kernel[0] * self.kernel[1]
+
+    @property
     def window_hw(self) -> tuple[int, int]:
         """Number of window positions: rows, columns."""
         height, width = (
@@ -223,7 +228,7 @@ class Convolution(Windowed):
     @property
     def taps(self) -> int:
         """K: products per output, including those of taps outside the image."""
-        return self.kernel[0] * self.kernel[1] * self.read_channels // self.groups
+        return self.window_size * self.read_channels // self.groups
 
     @property
     def macs(self) -> int:

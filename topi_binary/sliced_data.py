@@ -43,7 +43,7 @@ def turns(spec: BinaryConv2d) -> int:
 
 def rows(spec: BinaryConv2d) -> int:
     """Return the number of weight rows of `words`: one per tap and rotation."""
-    return spec.kernel[0] * spec.kernel[1] * turns(spec)
+    return spec.window_size * turns(spec)
 
 
 def masks(spec: BinaryConv2d) -> int:

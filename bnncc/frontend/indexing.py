@@ -10,6 +10,7 @@ from onnx import helper
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.ir.dims import is_static
+from bnncc.ir.nodechecks import checked_axis
 from bnncc.ir.numeric import pooled_sizes, window, window_spans
 from bnncc.ir.pieces import Expression
 
@@ -18,10 +19,7 @@ MAX_TAPS = 1024
 
 
 def _axis(write: Expression, key: str, default: int, rank: int) -> int:
-    axis = int(write.node.attrs.get(key, default))
-    if not -rank <= axis < rank:
-        raise ShapeError(f"{write.where}: `{key}` is {axis}, the input has {rank} axes")
-    return axis % rank
+    return checked_axis(int(write.node.attrs.get(key, default)), rank, write.where, key)
 
 
 def _reverse_sequence(write: Expression) -> None:
@@ -207,8 +205,7 @@ def _cumulative_product(write: Expression) -> None:
     value = write.fixed(1)
     shape, dtype, attrs = write.shape(), write.type().dtype, write.node.attrs
     axis = 0 if value is None else int(value.reshape(-1)[0])
-    if not -len(shape) <= axis < len(shape):
-        raise ShapeError(f"{write.where}: `axis` is {axis}, the input has {len(shape)} axes")
+    axis = checked_axis(axis, len(shape), write.where)
     count = shape[axis]
     if count > MAX_TAPS:
         raise UnsupportedOp(f"{write.where}: {count} factors, expected at most {MAX_TAPS}")

@@ -21,6 +21,7 @@ from bnncc.frontend.narrow import CARRIERS, rounded
 from bnncc.ir.dims import is_static
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.infer import NARROW_FLOATS
+from bnncc.ir.nodechecks import checked_axis
 from bnncc.ir.pieces import Expression
 
 INTEGERS = {
@@ -244,8 +245,7 @@ def _parameter(write: Expression, index: int) -> np.ndarray:
     axis, block = int(node.attrs.get("axis", 1)), int(node.attrs.get("block_size", 0))
     if value.size == 1:
         return value.reshape(())
-    if not -len(shape) <= axis < len(shape):
-        raise ShapeError(f"{write.where}: `axis` is {axis}, the input has {len(shape)} axes")
+    axis = checked_axis(axis, len(shape), write.where)
     size = shape[axis]
     if block > 0 and value.ndim == len(shape) and isinstance(size, int):
         fits = value.shape[axis] == -(-size // block)

@@ -180,10 +180,21 @@ def _batch_norm(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
         raise ModelError(f"{where}: variance {float(variance.min())} is not positive")
 
 
-def _axis(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
-    rank, axis = len(kinds[0].shape), node.attrs.get("axis", 0)
+def checked_axis(axis: int, rank: int, where: str, key: str = "axis") -> int:
+    """Return an axis counted from the front.
+
+    Raises
+    ------
+    ShapeError
+        If the tensor, which has `rank` axes, does not have it.
+    """
     if not -rank <= axis < rank:
-        raise ShapeError(f"{where}: `axis` is {axis}, the input has {rank} axes")
+        raise ShapeError(f"{where}: `{key}` is {axis}, the input has {rank} axes")
+    return axis % rank
+
+
+def _axis(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
+    checked_axis(node.attrs.get("axis", 0), len(kinds[0].shape), where)
 
 
 def _axes(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:

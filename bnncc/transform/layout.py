@@ -17,6 +17,7 @@ from bnncc.ir.dims import is_static
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import NARROW, ROUND
 from bnncc.ir.infer import BROADCAST, COMPARE, UNARY, infer_into
+from bnncc.ir.moves import inverse
 from bnncc.transform.rewrite import Result, Walk, walk
 
 _ONE_INPUT = UNARY | {"Cast", "IsNaN", "IsInf", ROUND, NARROW}
@@ -30,10 +31,6 @@ def _last(rank: int) -> list[int]:
 
 def _first(rank: int) -> list[int]:
     return [0, rank - 1, *range(1, rank - 1)]
-
-
-def _inverse(perm: list[int]) -> list[int]:
-    return [perm.index(k) for k in range(len(perm))]
 
 
 def _permuted(graph: Graph, name: str, perm: list[int]) -> str:
@@ -81,8 +78,7 @@ def _moved(
         pads = graph.constants.get(inputs[1])
         if pads is None:
             return None
-        inverse = _inverse(perm)
-        turned = pads.reshape(2, rank)[:, inverse].reshape(-1)
+        turned = pads.reshape(2, rank)[:, inverse(perm)].reshape(-1)
         inputs[1] = graph.constant(np.ascontiguousarray(turned), f"{node.name}.pads")
     elif node.op == "Slice":
         starts = graph.constants.get(inputs[1])
@@ -112,9 +108,9 @@ def _moved(
         if inputs[k] in graph.constants and node.op != "Concat":
             if graph.constants[inputs[k]].ndim > rank:
                 return None
-            inputs[k] = _permuted(graph, inputs[k], _inverse(perm))
+            inputs[k] = _permuted(graph, inputs[k], inverse(perm))
         elif inputs[k] in graph.constants:
-            value = graph.constants[inputs[k]].transpose(_inverse(perm))
+            value = graph.constants[inputs[k]].transpose(inverse(perm))
             inputs[k] = graph.constant(np.ascontiguousarray(value), inputs[k])
         else:
             name = source(inputs[k])
@@ -134,7 +130,7 @@ def push_down(graph: Graph) -> bool:
     def rule(node: Node, state: Walk) -> Result:
         if node.op == "Transpose":
             inner = state.producer(node.inputs[0], "Transpose")
-            if inner is not None and inner.attrs["perm"] == _inverse(node.attrs["perm"]):
+            if inner is not None and inner.attrs["perm"] == inverse(node.attrs["perm"]):
                 return inner.inputs[0]
             turned.setdefault((node.inputs[0], tuple(node.attrs["perm"])), node.outputs[0])
             return None
@@ -210,7 +206,7 @@ def pull_up(graph: Graph) -> bool:
         if len(set(real)) != 1 or len(graph.types[real[0]].shape) != rank:
             continue
         pulled = graph.fresh(f"{real[0]}.first")
-        result = _moved(maker, graph, _inverse(perm), lambda name, out=pulled: out)  # type: ignore[misc]
+        result = _moved(maker, graph, inverse(perm), lambda name, out=pulled: out)  # type: ignore[misc]
         if result is None:
             continue
         moved, _ = result

@@ -106,6 +106,11 @@ def fill(spec: Any, inputs: list[Array], given: list[Array], oracle: Oracle,
         place += len(types)
 
 
+def margin(values: Array, tolerance: float) -> float:
+    """Return how far values may be off: relative to the largest, or absolute if that is below 1."""
+    return tolerance * max(1.0, float(np.abs(values).max(initial=0)))
+
+
 def unsure(spec: Any, number: int, given: list[Array], oracle: Oracle, tolerance: float) -> Any:
     """Return masks of what rounding may change in the outputs of a step that finds levels.
 
@@ -131,7 +136,7 @@ def unsure(spec: Any, number: int, given: list[Array], oracle: Oracle, tolerance
     values = _values(spec, number, given, oracle)
     own = given[len(input_types(replace(spec, steps=spec.steps[:number]))) :]
     channels = spec.output_channels
-    far = tolerance * max(1.0, float(np.abs(values).max(initial=0)))
+    far = margin(values, tolerance)
     if step.way in ("whole", "acc-scale"):
         if step.way == "acc-scale":
             values = values * own[0][:channels].astype(np.float64) + own[1][:channels]

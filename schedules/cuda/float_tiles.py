@@ -120,7 +120,7 @@ def _chunks(spec: Conv2d) -> tuple[bool, int, int]:
     if spec.kernel[1] * depth <= ROW_NUMBERS:
         return True, spec.kernel[1] * depth, spec.kernel[0]
     chunk = min(depth, TAP_NUMBERS)
-    return False, chunk, spec.kernel[0] * spec.kernel[1] * layout.blocks(depth, chunk)
+    return False, chunk, spec.window_size * layout.blocks(depth, chunk)
 
 
 def default_cut(spec: Conv2d) -> Cut:
@@ -160,7 +160,7 @@ def kernel(name: str, spec: Conv2d, cut: Cut | None = None) -> text.Kernel:
     depth = spec.channels // spec.groups
     constants = {
         **text.window(spec), "CHANNELS": spec.out_channels, "DEPTH": depth,
-        "RUN": spec.kernel[0] * spec.kernel[1] * depth,
+        "RUN": spec.window_size * depth,
     }  # fmt: skip
     if spec.operands != "float32":
         return _halves(name, spec, constants)

@@ -96,7 +96,7 @@ def _parts(spec: Pool2d) -> int:
     """Return the number of threads per window: several if windows are few and large."""
     height, width = spec.output_hw
     threads = spec.images * height * width * layout.blocks(spec.output_channels, _lanes(spec))
-    taps, parts = spec.kernel[0] * spec.kernel[1], 1
+    taps, parts = spec.window_size, 1
     while 2 * parts <= min(8, taps // 4) and threads * parts < MANY:
         parts *= 2
     return parts

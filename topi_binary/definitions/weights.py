@@ -14,7 +14,7 @@ def binary_word(spec: BinaryConv2d, weight: Buffer, o: Expr, kh: Expr, kw: Expr,
     """Return word `c` of a tap of output channel `o`; see `layout.pack_conv_weight` and `tiles`."""
     words = layout.words(spec.channels // spec.groups)
     number = (kh * spec.kernel[1] + kw) * words + c
-    run = spec.kernel[0] * spec.kernel[1] * words
+    run = spec.window_size * words
     if spec.weight_order == "words":
         return weight[lane_major(spec.out_channels, run, o, number)]
     if spec.weight_order == "nibbles":

@@ -200,7 +200,7 @@ def accumulate(spec: BinaryConv2d, bits: Array, zeros: Array, weight: Array) -> 
         If an accumulator is a half-integer, but `spec` is not ``doubled``.
     """
     low = 0 if spec.mode == "and" else -1
-    total = spec.kernel[0] * spec.kernel[1] * (spec.channels // spec.groups)
+    total = spec.window_size * (spec.channels // spec.groups)
     kind = np.float32 if total < 2**24 else np.float64  # exact either way
     values = np.where(zeros, 0, np.where(bits, 1, low)).astype(kind)
     padded = windows.pad(spec, values, spec.pad_value)

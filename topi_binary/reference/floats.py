@@ -80,7 +80,7 @@ def _unpacked(spec: Conv2d, packed: Array) -> Array:
         return _joined_terms(spec, packed)
     if quantization.apart(spec):
         depth += -depth % spec.packed
-    size = spec.kernel[0] * spec.kernel[1] * depth
+    size = spec.window_size * depth
     starts = spec.packed == 4
     rows = -(-size // spec.packed) + starts
     out = np.zeros((spec.out_channels, *spec.kernel, spec.channels))
