@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bnncc.errors import ShapeError, UnsupportedOp
+from bnncc.ir import moves
 from bnncc.ir.nodechecks import checked_axis
 from bnncc.ir.pieces import Expression
 
