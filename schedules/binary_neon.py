@@ -57,7 +57,7 @@ MIN_FILLED = 0.75
 
 def order(spec: BinaryConv2d) -> str:
     """Return the weight order that this kernel reads, or "" if counting words is as fast."""
-    per_group = spec.channels // spec.groups
+    per_group = spec.channels_per_group
     words = layout.words(per_group)
     if spec.out_channels // spec.groups % QUAD and spec.groups > 1:
         return ""
@@ -324,7 +324,7 @@ class _Form:
 def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default point for one thread, from the registers of `target`."""
     places = _places(spec)
-    words = layout.words(spec.channels // spec.groups)
+    words = layout.words(spec.channels_per_group)
     steps = spec.kernel[0] * -(-words * spec.kernel[1] // (BYTES // 4))
     wide = target.popcount != "neon-dot" and (steps > MAX_COUNTS or spec.ternary)
     tiles = -(-places // VECTORS) if wide else max(1, places // VECTORS)

@@ -100,7 +100,7 @@ def _sums(sch: s_tir.Schedule, spec: Conv2d, cells: tuple[int, int], point: Poin
     taps, body = [kw], [vector, column]
     if point["kw_inside"]:
         taps, body = [], [kw, *body]
-    if point["unroll"] > 1 and spec.channels // spec.groups % point["unroll"] == 0:
+    if point["unroll"] > 1 and spec.channels_per_group % point["unroll"] == 0:
         c, part = sch.split(c, [None, point["unroll"]])
         body = [part, *body]
     sch.reorder(kh, *taps, c, *body, lane)

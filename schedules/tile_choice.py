@@ -73,7 +73,7 @@ def pays(spec: Layer, target: TargetSpec) -> bool:
     if not supports(spec, target):
         return False
     flat = flattened(spec)
-    pixels, depth = flat.output_hw[0] * flat.output_hw[1], spec.channels // spec.groups
+    pixels, depth = flat.output_hw[0] * flat.output_hw[1], spec.channels_per_group
     room = layout.blocks(depth, DEPTH) * DEPTH
     if pixels < MIN_PIXELS:
         return False

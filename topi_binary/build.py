@@ -107,7 +107,7 @@ def _float_output(spec: Spec, step: Step) -> Type:
 def _binary_weight(spec: BinaryConv2d) -> list[Type]:
     if spec.per_image:
         lanes = layout.blocks(spec.out_channels) * layout.LANES
-        plane: Type = ((spec.n, lanes * layout.words(spec.channels // spec.groups)), "uint32")
+        plane: Type = ((spec.n, lanes * layout.words(spec.channels_per_group)), "uint32")
         starts: list[Type] = [((spec.n, lanes), "int32")] * (spec.mode == "and")
         return [plane] * (1 + spec.weight_zeros) + starts
     if spec.weight_order in tiles.ORDERS:
@@ -115,7 +115,7 @@ def _binary_weight(spec: BinaryConv2d) -> list[Type]:
     elif spec.weight_order == sliced_data.ORDER:
         size = sliced_data.weight_size(spec)
     else:
-        depth = spec.channels // spec.groups
+        depth = spec.channels_per_group
         size = layout.weight_words(spec.out_channels, spec.kernel, depth, spec.weight_order)
     return [((size,), "uint32")]
 

@@ -158,7 +158,7 @@ def _multiplied(node: Node, spec: Conv2d, physical: Graph, target: TargetSpec) -
     half = with_half_operands(spec, target)
     if half == spec:
         return spec
-    depth = spec.channels // spec.groups
+    depth = spec.channels_per_group
     filters = layout.unpack_float_weight(
         physical.constants[node.inputs[1]], spec.out_channels, (*spec.kernel, depth)
     )

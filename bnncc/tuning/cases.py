@@ -292,7 +292,7 @@ def _cleared(words: Array, channels: int) -> Array:
 
 def _float_weight(spec: Conv2d, rng: Draws) -> tuple[Array, Array]:
     """Return the weight in the kernel's form, and in the oracle's."""
-    depth = spec.channels // spec.groups
+    depth = spec.channels_per_group
     weight = rng.standard_normal((spec.out_channels, *spec.kernel, depth)).astype(np.float32)
     if spec.operands == "int8":
         packed = quantization.pack_weight(quantization.quantize_weight(weight)[0], spec)
@@ -355,7 +355,7 @@ def _with_steps(spec: Spec, inputs: list[Array], middle: int, rng: Draws) -> _Dr
 
 def _binary(spec: BinaryConv2d, n: int, rng: Draws) -> list[Array]:
     """Return data and weights."""
-    depth = spec.channels // spec.groups
+    depth = spec.channels_per_group
     shape = (n, spec.height, spec.width, spec.groups, depth)
     bits = rng.bits(shape)
 

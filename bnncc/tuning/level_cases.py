@@ -50,7 +50,7 @@ def levels(shape: tuple[int, ...], top: int, form: str, rng: Draws) -> list[Arra
 
 def weights(spec: FewBitConv2d, rng: Draws) -> Array:
     """Return random integer weights that `spec` can multiply by."""
-    shape = (spec.out_channels, *spec.kernel, spec.channels // spec.groups)
+    shape = (spec.out_channels, *spec.kernel, spec.channels_per_group)
     top = 2**spec.weight_bits
     if spec.method == "xor" or (spec.method == "packed" and spec.weight_bits == 1):
         return 2 * rng.integers(0, top, shape) - top + 1

@@ -69,7 +69,7 @@ class Kernel:
         with Operator(spec) as kernel:
             self.spec, (self.data, self.weight, *_) = spec.unpooled, kernel.inputs
             self.rows = Rows(kernel, spec, chunks=chunks, parallel=parallel)
-            self.depth = spec.channels // spec.groups
+            self.depth = spec.channels_per_group
             self.rows.declare(vectors)
             channels = groups(spec.out_channels, vectors, spec.depthwise)
             self.ranges = named(channels, segments(self._image(), columns, self.rows.unit))

@@ -94,7 +94,7 @@ def conv2d(operator: Operator, spec: Conv2d, form: str = "") -> None:
 
 
 def _direct(spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]) -> Buffer:
-    depth, per_out = spec.channels // spec.groups, spec.out_channels // spec.groups
+    depth, per_out = spec.channels_per_group, spec.out_channels // spec.groups
     run = spec.window_size * depth
     # Lanes beyond the last channel have weights too; their sums are not used.
     extents = (*extents[:3], layout.blocks(spec.out_channels) * LANES) if spec.shared else extents

@@ -138,8 +138,7 @@ def flattened(spec: Flat) -> Flat:
         return replace(spec, **changed)
     if isinstance(spec, BinaryConv2d):
         return spec
-    pointwise = spec.kernel == (1, 1) and spec.strides == (1, 1) and not any(spec.pads)
     planar = spec.data_layout == "NCHW" or any(s.layout == "NCHW" for s in spec.steps)
-    if not pointwise or planar or getattr(spec, "pool", None) is not None:
+    if not spec.pointwise or planar or getattr(spec, "pool", None) is not None:
         return spec
     return replace(spec, height=1, width=spec.height * spec.width)

@@ -36,7 +36,7 @@ Array = Any
 def conv2d(spec: Conv2d, inputs: Sequence[Array]) -> list[Array]:
     """Compute a float convolution with its pooling and epilogue, without filtering."""
     data = nhwc(inputs[0], spec.data_layout).astype(np.float64)
-    taps, depth = spec.kernel, spec.channels // spec.groups
+    taps, depth = spec.kernel, spec.channels_per_group
     unit = np.ones(data.shape[0])
     if spec.operands != "float32":
         data, unit = _rounded(spec, data)
