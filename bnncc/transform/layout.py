@@ -22,6 +22,7 @@ from bnncc.transform.rewrite import Result, Walk, walk
 
 _ONE_INPUT = UNARY | {"Cast", "IsNaN", "IsInf", ROUND, NARROW}
 _SEVERAL = BROADCAST | COMPARE | {"Where"}
+_WITH_AXES = {"LogSoftmax", "Pad", "Slice", "Softmax", "Split"}
 _REDUCE = {f"Reduce{k}" for k in ("Max", "Mean", "Min", "Prod", "L1", "L2", "Sum", "SumSquare")}
 
 
@@ -58,51 +59,19 @@ def _moved(
     source : callable
         Returns the tensor whose transpose an input is, or None.
     """
-    rank = len(perm)
-    attrs, axis = dict(node.attrs), node.attrs.get("axis", 0)
-    inputs = list(node.inputs)
+    rank, inputs, attrs = len(perm), list(node.inputs), dict(node.attrs)
     if graph.types[node.inputs[0]].shape and len(graph.types[node.outputs[0]].shape) > rank:
         return None
-    out_perm = perm
-    if node.op in _ONE_INPUT:
-        moved = {0}
-    elif node.op in _SEVERAL or node.op == "Concat":
-        moved = set(range(len(inputs)))
-    elif node.op in ("Pad", "Split", "Softmax", "LogSoftmax", "Slice") or node.op in _REDUCE:
-        moved = {0}
+    if node.op in _SEVERAL or node.op == "Concat":
+        moved = range(len(inputs))
+    elif node.op in _ONE_INPUT or node.op in _WITH_AXES or node.op in _REDUCE:
+        moved = range(1)
     else:
         return None
-    if node.op in ("Concat", "Split", "Softmax", "LogSoftmax"):
-        attrs["axis"] = perm[axis + rank if axis < 0 else axis]
-    elif node.op == "Pad":
-        pads = graph.constants.get(inputs[1])
-        if pads is None:
-            return None
-        turned = pads.reshape(2, rank)[:, inverse(perm)].reshape(-1)
-        inputs[1] = graph.constant(np.ascontiguousarray(turned), f"{node.name}.pads")
-    elif node.op == "Slice":
-        starts = graph.constants.get(inputs[1])
-        axes = graph.constants.get(inputs[3]) if len(inputs) > 3 and inputs[3] else None
-        if starts is None or (axes is None and len(inputs) > 3 and inputs[3]):
-            return None
-        listed = axes.tolist() if axes is not None else list(range(starts.size))
-        mapped = np.array([perm[a] for a in listed], np.int64)
-        inputs += [""] * (4 - len(inputs))
-        inputs[3] = graph.constant(mapped, f"{node.name}.axes")
-    elif node.op in _REDUCE:
-        if len(inputs) < 2 or not inputs[1]:
-            return None
-        axes = graph.constants.get(inputs[1])
-        if axes is None:
-            return None
-        listed = [a + rank if a < 0 else a for a in axes.reshape(-1).tolist()]
-        inputs[1] = graph.constant(
-            np.array([perm[a] for a in listed], np.int64), f"{node.name}.axes"
-        )
-        if not attrs.get("keepdims", 1):
-            kept = [perm[a] for a in range(rank) if a not in listed]
-            out_perm = [sorted(kept).index(a) for a in kept]
-    for k in sorted(moved):
+    out_perm = _turn_axes(node, graph, perm, inputs, attrs)
+    if out_perm is None:
+        return None
+    for k in moved:
         if not inputs[k]:
             continue
         if inputs[k] in graph.constants and node.op != "Concat":
@@ -118,6 +87,53 @@ def _moved(
                 return None
             inputs[k] = name
     return Node(node.op, inputs, list(node.outputs), attrs, node.name, node.covers), out_perm
+
+
+def _turn_axes(
+    node: Node, graph: Graph, perm: list[int], inputs: list[str], attrs: dict[str, Any]
+) -> list[int] | None:
+    """Replace the axes that a node names, as for `_moved`.
+
+    Parameters
+    ----------
+    inputs, attrs : list and dict
+        The node's; modified.
+
+    Returns
+    -------
+    list of int or None
+        The transpose that the output needs; None if the axes are not constant.
+    """
+    rank = len(perm)
+    if node.op in ("Concat", "Split", "Softmax", "LogSoftmax"):
+        attrs["axis"] = perm[attrs.get("axis", 0) % rank]
+    elif node.op == "Pad":
+        pads = graph.constants.get(inputs[1])
+        if pads is None:
+            return None
+        turned = pads.reshape(2, rank)[:, inverse(perm)].reshape(-1)
+        inputs[1] = graph.constant(np.ascontiguousarray(turned), f"{node.name}.pads")
+    elif node.op == "Slice":
+        starts, axes = (graph.constants.get(node.input(k)) for k in (1, 3))
+        if starts is None or (axes is None and node.input(3)):
+            return None
+        listed = axes.tolist() if axes is not None else list(range(starts.size))
+        inputs += [""] * (4 - len(inputs))
+        inputs[3] = _constant_axes(graph, perm, listed, node)
+    elif node.op in _REDUCE:
+        axes = graph.constants.get(node.input(1))
+        if axes is None:
+            return None
+        listed = [a % rank for a in axes.reshape(-1).tolist()]
+        inputs[1] = _constant_axes(graph, perm, listed, node)
+        if not attrs.get("keepdims", 1):
+            kept = [perm[a] for a in range(rank) if a not in listed]
+            return [sorted(kept).index(a) for a in kept]
+    return perm
+
+
+def _constant_axes(graph: Graph, perm: list[int], axes: list[int], node: Node) -> str:
+    return graph.constant(np.array([perm[a] for a in axes], np.int64), f"{node.name}.axes")
 
 
 def push_down(graph: Graph) -> bool:
