@@ -3,11 +3,10 @@
     taskset -c 1 python benchmarks/beside.py [COMMIT] [--target T ...] [--only WORD] [--json FILE]
 
 COMMIT may be the folder of a checkout, too. Each checkout compiles the same ONNX files in a process
-of its own. Then the two take turns: with each kernel of each network alone, on random bits and
-numbers, and with the whole network. Layers are told apart by their names; one kernel that serves
-several is timed once, and none whose tensors differ between the two. Outputs are compared before
-anything is timed. Ratios are speeds relative to
-the other checkout: above 1 is faster.
+of its own. Then processes of the two take turns: with each kernel of each network alone, on random
+bits and numbers, and with the whole network. Layers are told apart by their names; one kernel that
+serves several is timed once, and none whose tensors differ between the two. Outputs are compared
+before anything is timed. Ratios are speeds relative to the other checkout: above 1 is faster.
 
 On a shared machine a neighbour may slow one side for longer than a turn. `--again` measures the
 rows of `--json` anew that have a ratio below 0.97, and keeps the least time of each side.
@@ -53,26 +52,37 @@ LOW = 0.97
 """Below this a ratio is a loss, if it repeats."""
 
 PLACES = 4
-"""A ratio below 1 is measured again in other places of memory before it counts: so many in all."""
+"""A ratio below 1 is measured again in other processes before it counts: so many in all.
+
+Times of a kernel differ by 10 % between processes: with where the stack begins, for example.
+"""
 
 
 class Served:
     """What a process of one checkout answers: one method for each request."""
 
-    def compile(self, path: str, target: str) -> dict[str, Any]:
+    def compile(self, path: str, target: str, artifact: str) -> dict[str, Any]:
         """Compile a network; return seconds of the processor, and the kernels of its layers."""
         from bnncc.driver import compile_model
         from bnncc.options import CompileOptions
 
         start = time.process_time()
-        self._artifact = compile_model(onnx.load(path), CompileOptions(target=target, threads=1))
+        made = compile_model(onnx.load(path), CompileOptions(target=target, threads=1))
         spent = time.process_time() - start
-        kinds = {layer["kernel"]: layer["kind"] for layer in self._artifact.report["layers"]}
-        tensors = {kernel["name"]: kernel["args"] for kernel in self._artifact.report["kernels"]}
-        layers = {str(layer["name"]): layer["kernel"] for layer in self._artifact.report["layers"]}
+        made.save(artifact)
+        kinds = {layer["kernel"]: layer["kind"] for layer in made.report["layers"]}
+        tensors = {kernel["name"]: kernel["args"] for kernel in made.report["kernels"]}
+        layers = {str(layer["name"]): layer["kernel"] for layer in made.report["layers"]}
+        return {"seconds": spent, "layers": layers, "kinds": kinds, "tensors": tensors}
+
+    def load(self, path: str, artifact: str) -> None:
+        """Load what was compiled from a file."""
         from contest import Kernel
         from peers import Ours
 
+        from bnncc.runtime.artifact import Artifact
+
+        self._artifact = Artifact.load(Path(artifact))
         kind = onnx.load(path).graph.input[0].type.tensor_type
         shape = [d.dim_value for d in kind.shape.dim]
         values = np.random.default_rng(0).integers(-128, 128, shape)
@@ -83,23 +93,19 @@ class Served:
         self._makers = {"": lambda: Ours(self._artifact, self._image)}
         for kernel in self._artifact.report["kernels"]:
             self._makers[kernel["name"]] = partial(Kernel, self._artifact, kernel)
-        self._made: dict[tuple[str, int], Any] = {}
-        return {"seconds": spent, "layers": layers, "kinds": kinds, "tensors": tensors}
+        self._made: dict[str, Any] = {}
 
     def output(self, path: str) -> None:
         """Write the first output to a file."""
         made = self._artifact.run({self._artifact.inputs[0].name: self._image})
         np.save(path, next(iter(made.values())))
 
-    def run(self, name: str, place: int) -> float:
-        """Run a kernel, or the network without a name, for a turn; return the least seconds.
-
-        In each place the tensors lie elsewhere, for those of the places before are kept.
-        """
-        if (name, place) not in self._made:
-            self._made[name, place] = self._makers[name]()
-            self._made[name, place].run(8)
-        one = self._made[name, place]
+    def run(self, name: str) -> float:
+        """Run a kernel, or the network without a name, for a turn; return the least seconds."""
+        if name not in self._made:
+            self._made[name] = self._makers[name]()
+            self._made[name].run(8)
+        one = self._made[name]
         return float(one.run(max(4, int(BURST / one.best))))
 
 
@@ -114,16 +120,12 @@ def serve() -> None:
 
 
 class Checkout:
-    """A process that imports bnncc from one checkout."""
+    """Processes that import bnncc from one checkout."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
-        environment = {**os.environ, "PYTHONPATH": str(self.folder)}
-        command = [sys.executable, __file__, "--serve"]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-            cwd=self.folder,
-        )  # fmt: skip
+        self._processes: list[subprocess.Popen[str]] = []
+        self._loaded: set[int] = set()
 
     @cached_property
     def commit(self) -> str:
@@ -131,16 +133,49 @@ class Checkout:
         command = ["git", "-C", str(self.folder), "rev-parse", "--short", "HEAD"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    def ask(self, *request: object) -> Any:
-        """Return the answer to a request."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        reply = self._process.stdout.readline()
+    def compile(self, path: Path, target: str) -> Any:
+        """Return the answer to `Served.compile`; `run` then runs what was compiled."""
+        self._path, self._artifact = path, path.with_suffix(f".{id(self)}.bnncc")
+        self._loaded.clear()
+        return self._ask(0, "compile", str(path), target, str(self._artifact))
+
+    def output(self) -> np.ndarray:
+        """Return the first output of the network."""
+        path = self._path.with_suffix(".npy")
+        self._load(0)
+        self._ask(0, "output", str(path))
+        return np.load(path)
+
+    def run(self, name: str, place: int) -> float:
+        """Return the answer to `Served.run` in one of the processes."""
+        self._load(place)
+        return float(self._ask(place, "run", name))
+
+    def _load(self, place: int) -> None:
+        if place not in self._loaded:
+            self._ask(place, "load", str(self._path), str(self._artifact))
+            self._loaded.add(place)
+
+    def _ask(self, place: int, *request: object) -> Any:
+        if place == len(self._processes):
+            self._processes.append(self._started())
+        process = self._processes[place]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        reply = process.stdout.readline()
         if not reply:
-            raise SystemExit(f"error: the process of {self.folder} ended")
+            raise SystemExit(f"error: a process of {self.folder} ended")
         return json.loads(reply)
+
+    def _started(self) -> subprocess.Popen[str]:
+        environment = {**os.environ, "PYTHONPATH": str(self.folder)}
+        command = [sys.executable, __file__, "--serve"]
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+            cwd=self.folder,
+        )  # fmt: skip
 
 
 def networks(only: str) -> Iterator[tuple[str, onnx.ModelProto]]:
@@ -185,14 +220,11 @@ def compare(
     """Return the ratios of one network for one target."""
     path = folder / "network.onnx"
     onnx.save(model, path)
-    ours, theirs = (side.ask("compile", str(path), target) for side in (mine, other))
-    outputs = []
-    for number, side in enumerate((mine, other)):
-        side.ask("output", str(folder / f"{number}.npy"))
-        outputs.append(np.load(folder / f"{number}.npy"))
+    ours, theirs = (side.compile(path, target) for side in (mine, other))
+    outputs = [side.output() for side in (mine, other)]
     if not np.allclose(*outputs, rtol=1e-4, atol=1e-4 * np.abs(outputs[1]).max()):
         raise SystemExit(f"error: {name} for {target}: outputs differ")
-    seconds, whole = race(partial(mine.ask, "run", ""), partial(other.ask, "run", ""))
+    seconds, whole = race(partial(mine.run, ""), partial(other.run, ""))
     found: dict[str, Any] = {}
     for layer, kernel in ours["layers"].items():
         before = theirs["layers"].get(layer)
@@ -200,7 +232,7 @@ def compare(
             continue
         if ours["tensors"][kernel] != theirs["tensors"][before]:
             continue  # other work, as where one kernel writes NCHW and in the other's another does
-        alone, speed = race(partial(mine.ask, "run", kernel), partial(other.ask, "run", before))
+        alone, speed = race(partial(mine.run, kernel), partial(other.run, before))
         kind = ours["kinds"][kernel]
         found[layer] = {
             "kernel": kernel, "kind": kind, "us": 1e6 * alone, "ratio": speed,

@@ -52,13 +52,13 @@ def main() -> None:
     with checked_out(args.other) as before, tempfile.TemporaryDirectory() as folder:
         sides = Checkout(machine.ROOT), Checkout(before)
         for name in (name for name in NETWORKS if args.only in name):
-            path = str(Path(folder) / "network.onnx")
+            path = Path(folder) / "network.onnx"
             onnx.save(MADE[name]("where"), path)
             for target in args.target or TARGETS:
                 times: list[list[float]] = [[], []]
                 for turn in range(TURNS + (not rows)):  # the first ones load TVM
                     for side in (0, 1) if turn % 2 else (1, 0):
-                        times[side].append(sides[side].ask("compile", path, target)["seconds"])
+                        times[side].append(sides[side].compile(path, target)["seconds"])
                 mine, other = (min(some) for some in times)
                 rows.append(
                     {"network": name, "target": target, "seconds": mine, "ratio": mine / other}

@@ -18,7 +18,7 @@ import tvm.relax.script.parser as relax_parser
 from tvm import relax, tirx
 from tvm.ir import Op, register_op_attr
 
-from bnncc.codegen import attributes, sizes
+from bnncc.codegen import attributes
 from bnncc.topi_binary.build import aliases, input_types, output_types
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import KINDS, OPERATORS, Spec
@@ -51,7 +51,6 @@ def call(spec: Spec, args: list[relax.Expr]) -> relax.Call:
 
 def register() -> None:
     """Register the operators, once per process."""
-    sizes.register()
     if f"relax.bnncc.{OPERATORS[0]}" in Op.list_op_names():
         return
     for name in OPERATORS:

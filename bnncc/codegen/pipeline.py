@@ -17,6 +17,7 @@ from bnncc.codegen import gpu, memory
 from bnncc.codegen.arguments import mark_trusting
 from bnncc.codegen.ops import register
 from bnncc.codegen.outputs import with_outputs
+from bnncc.codegen.sizes import SortSizes
 from bnncc.errors import message_lines
 from bnncc.ir import dims
 from bnncc.records.database import Records
@@ -67,6 +68,7 @@ def legalize(module: tvm.IRModule, target: TargetSpec) -> tvm.IRModule:
     return tvm.transform.Sequential(
         [
             transform.LegalizeOps({"relax.take": _take}, skip_ops=ours),
+            SortSizes(),
             transform.AnnotateTIROpPattern(),
             transform.FoldConstant(),
             transform.FuseOps(),

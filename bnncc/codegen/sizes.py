@@ -1,7 +1,7 @@
 """Symbolic sizes as arguments of kernels: always in the order of their names.
 
 TVM collects the sizes that a kernel reads from no shape, such as ``P`` of ``P + T``, in a set of
-variables hashed by address. Two compilations of a network then differ in the order of arguments,
+variables hashed by address. Two compilations of a network would differ in the order of arguments,
 and in which kernels are found to be equal.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import tvm
-from tvm import tirx
-from tvm.relax import block_builder
+from tvm import relax, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
 
 
 def symbols_of(sizes: Iterable[Any]) -> list[tirx.Var]:
@@ -24,28 +24,58 @@ def symbols_of(sizes: Iterable[Any]) -> list[tirx.Var]:
     return [found[name] for name in sorted(found)]
 
 
-def register() -> None:
-    """Have ``BlockBuilder.call_te`` and ``emit_te`` sort sizes, once per process."""
-    unsorted = block_builder.gen_call_tir_inputs
-    if getattr(unsorted, "sorts", False):
-        return
+@tvm.transform.module_pass(opt_level=0, name="SortSizes")
+class SortSizes:
+    """Sort the sizes among the arguments of each kernel, and merge kernels that are then equal."""
 
-    def by_name(*args: Any, **kwargs: Any) -> tuple[tirx.PrimFunc, list[Any], Any]:
-        func, given, kinds = unsorted(*args, **kwargs)
-        return (*_sorted(func, given), kinds)
-
-    by_name.sorts = True  # type: ignore[attr-defined]
-    block_builder.gen_call_tir_inputs = by_name
+    def transform_module(self, module: tvm.IRModule, _: Any) -> tvm.IRModule:
+        """Return the module with sorted sizes; one whose kernels have no two sizes as it is."""
+        kernels = [f for f in module.functions.values() if isinstance(f, tirx.PrimFunc)]
+        if all(len(_sizes(func.params)) < 2 for func in kernels):
+            return module
+        return _Sorter(module).rebuilt()
 
 
-def _sorted(func: tirx.PrimFunc, given: list[Any]) -> tuple[tirx.PrimFunc, list[Any]]:
-    """Sort the parameters of `func` that are sizes, and the arguments for them."""
-    places = [k for k, value in enumerate(given) if tvm.ir.is_prim_expr(value)]
-    order = sorted(places, key=lambda k: str(func.params[k].name))
-    if order == places:
-        return func, given
-    params, values = list(func.params), list(given)
-    for to, place in zip(places, order, strict=True):
-        params[to], values[to] = func.params[place], given[place]
-    made = tirx.PrimFunc(params, func.body, func.ret_type, func.attrs)
-    return made, values
+def _sizes(values: Iterable[Any]) -> list[int]:
+    """Return the positions of sizes among parameters or arguments; the others are tensors."""
+    return [k for k, value in enumerate(values) if tvm.ir.is_prim_expr(value)]
+
+
+@mutator
+class _Sorter(PyExprMutator):
+    """Adds kernels to a new module in the order of their calls; its builder merges equal ones."""
+
+    def __init__(self, module: tvm.IRModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def rebuilt(self) -> tvm.IRModule:
+        functions = {
+            var: self.visit_expr(func)
+            for var, func in self.module.functions_items()
+            if isinstance(func, relax.Function)
+        }
+        return tvm.IRModule({**dict(self.builder_.get().functions_items()), **functions})
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        if getattr(call.op, "name", "") != "relax.call_tir":
+            return call
+        kernel, args = call.args[0], list(call.args[1].fields)
+        func = self.module[kernel]
+        params, places = list(func.params), _sizes(args)
+        order = sorted(places, key=lambda k: str(params[k].name))
+        if order != places:
+            old = params[:], args[:]
+            for to, place in zip(places, order, strict=True):
+                params[to], args[to] = old[0][place], old[1][place]
+            func = tirx.PrimFunc(params, func.body, func.ret_type, func.attrs)
+        sorted_kernel = self.builder_.add_func(func, self._hint(kernel.name_hint))
+        made = call.ty
+        kinds = list(made.fields) if isinstance(made, relax.TupleType) else made
+        return relax.call_tir(sorted_kernel, args, kinds)
+
+    def _hint(self, name: str) -> str:
+        """Return a name without the number that TVM gave to tell it from another kernel's."""
+        hint = name.rstrip("0123456789")
+        return hint if hint in {v.name_hint for v in self.module.get_global_vars()} else name
