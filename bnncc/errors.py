@@ -125,6 +125,6 @@ def message_lines(error: BaseException) -> list[str]:
     return str(error).strip().splitlines() or [type(error).__name__]
 
 
-def unreadable(path: object, error: OSError) -> UsageError:
-    """Return the error for a file named by the user that cannot be read."""
-    return UsageError(f"{path}: cannot be read: {error.strerror or error}")
+def unreadable(path: object, error: OSError) -> str:
+    """Return the message for a file that cannot be read."""
+    return f"{path}: cannot be read: {error.strerror or error}"

@@ -115,7 +115,7 @@ def _from_file(path: Path) -> tuple[float, ...]:
             raise UsageError(f"{path}: is too long for three thresholds")
         content = json.loads(path.read_bytes())
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise UsageError(unreadable(path, error)) from None
     except (ValueError, RecursionError):
         raise UsageError(f"{path}: is not JSON, expected a list of three numbers") from None
     if isinstance(content, dict):

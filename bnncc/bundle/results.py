@@ -57,7 +57,7 @@ def read(path: Path) -> Results:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise UsageError(unreadable(path, error)) from error
     *whole, rest = content.split(b"\n")
     lines = []
     for number, text in enumerate(whole, 1):

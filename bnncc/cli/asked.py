@@ -85,7 +85,7 @@ def _check_readable(path: Path) -> None:
         with open(path, "rb"):
             pass
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise UsageError(unreadable(path, error)) from error
 
 
 def read_json(path: Path) -> Any:

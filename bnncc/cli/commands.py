@@ -381,7 +381,7 @@ def _is_artifact(path: Path) -> bool:
         with open(path, "rb") as file:
             head = file.read(512)
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise UsageError(unreadable(path, error)) from error
     if head[257:262] == b"ustar" or head.startswith(_TAR_NAME):
         return True
     return path.suffix == ".bnncc"

@@ -136,7 +136,7 @@ def lines(path: Path) -> Iterator[tuple[int, Any]]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise UsageError(unreadable(path, error)) from error
     *whole, _ = content.split(b"\n")
     for number, line in enumerate(whole):
         try:
