@@ -95,6 +95,6 @@ class TargetSpec:
         """Whether there are no vectors: unrolled lanes would be long code, so they are loops."""
         return self.vector_bits == 32
 
-    def registers_per_vector(self, lanes: int = 16, bits: int = 32) -> int:
-        """Return how many registers hold one vector of `lanes` values of `bits` bits."""
-        return max(1, lanes * bits // self.vector_bits)
+    def registers_per_vector(self, lanes: int = 16) -> int:
+        """Return how many registers hold one vector of `lanes` values of 32 bits."""
+        return max(1, lanes * 32 // self.vector_bits)
