@@ -154,9 +154,8 @@ def window(
     auto = attrs.get("auto_pad", "NOTSET")
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         pads = [0] * 2 * rank
-        for i in range(rank):
+        for i, span in enumerate(window_spans(kernel, dilations)):
             out = -(-spatial[i] // strides[i])
-            span = (kernel[i] - 1) * dilations[i] + 1
             total = max(0, (out - 1) * strides[i] + span - spatial[i])
             small, large = total // 2, total - total // 2
             pads[i], pads[i + rank] = (small, large) if auto == "SAME_UPPER" else (large, small)

@@ -278,12 +278,12 @@ def _conv(graph: Graph, node: Node, out: Box) -> _Read | None:
 def _conv_transpose(graph: Graph, node: Node, out: Box) -> _Read | None:
     shape = _shape(graph, node.inputs[0])
     size = [int(d) for d in shape[2:]]
-    kernel = _shape(graph, node.inputs[1])[2:]
+    kernel = [int(k) for k in _shape(graph, node.inputs[1])[2:]]
     ones = [1] * len(size)
     attrs = node.attrs
     strides, dilations = (list(attrs.get(k) or ones) for k in ("strides", "dilations"))
     more = list(attrs.get("output_padding") or [0] * len(size))
-    spans = [d * (int(k) - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
+    spans = numeric.window_spans(kernel, dilations)
     full = [
         s * (n - 1) + span + m for s, n, span, m in zip(strides, size, spans, more, strict=True)
     ]
