@@ -21,6 +21,11 @@ from bnncc.transform.level_routes import ROUTED
 from bnncc.transform.merge import ADD_REPEATED
 from bnncc.transform.routes import ROUTES
 
+_BY_OPERATOR = {
+    "bnncc.BinaryConv": "binary", BINARY_PRODUCT: "product", FEW_BIT_CONV: "few-bit",
+    INTERLEAVE: "interleave", ADD_REPEATED: "glue", IMAGE_BITS: "image-bits",
+}  # fmt: skip
+"""Kinds of nodes that passes have made."""
 _POOLS = {"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean"}
 _TENSOR_OPS = {"Add", "Sub", "Mul", "Div"}
 _CONSTANT_OPS = {
@@ -83,20 +88,10 @@ class Kinds:
             ``interleave``: interleaves phases. ``rounded``: a rounding done by the layers that read
             it. ``generic``: left to TVM.
         """
-        if node.op == "bnncc.BinaryConv":
-            return "binary"
-        if node.op == BINARY_PRODUCT:
-            return "product"
-        if node.op == FEW_BIT_CONV:
-            return "few-bit"
-        if node.op == INTERLEAVE:
-            return "interleave"
+        if node.op in _BY_OPERATOR:
+            return _BY_OPERATOR[node.op]
         if node.op == NARROW and self._for_rounding_layers(node.outputs[0]):
             return "rounded"
-        if node.op == ADD_REPEATED:
-            return "glue"
-        if node.op == IMAGE_BITS:
-            return "image-bits"
         if routes and node.op in ROUTED and node.outputs[0] in self._packed:
             return "level-route"
         if node.op in ("Flatten", "Reshape") and self._feeds_dense_only(node):
