@@ -40,17 +40,17 @@ install: $(VENV)/.installed ## create .venv with bnncc and what its tests need
 demo: $(VENV)/.installed ## compile and run the digits network beside ONNX Runtime
 	$(PY) examples/digits/demo.py
 
-test: $(VENV)/.installed ## run the tests, but for the slow ones
+test: $(VENV)/.installed ## run the tests, except the slow ones
 	$(PY) -m pytest --doctest-modules --quiet bnncc
 	$(PYTEST)
 
 # One of each kind, for the inner loop: passes, definitions of what is right, kernels, command line.
 QUICK := before_and_after cli evaluate evaluator frontend layering merge passes pipeline quantizers \
   registry relax_operators simplify ties tiny weight_order
-test-quick: $(VENV)/.installed ## run some tests of everything, in less than a minute
+test-quick: $(VENV)/.installed ## run a quick selection of tests, in less than a minute
 	$(PYTEST) $(foreach name,$(QUICK),$(wildcard tests/*/test_$(name).py))
 
-test-all: $(VENV)/.installed ## run every test, with ten times the generated cases; goes on where it was
+test-all: $(VENV)/.installed ## run every test, with ten times the generated cases; resumes if interrupted
 	$(PY) -m pytest --doctest-modules --quiet bnncc
 	BNNCC_TEST_ALL=1 $(PYTEST) --resume=$(VENV)/test-all.txt
 
@@ -74,7 +74,7 @@ lint: $(VENV)/.installed-lint ## check style, imports and docstrings
 	$(PY) -m ruff check --preview --select DOC --ignore DOC201,DOC502 $(SOURCES)
 	find $(SOURCES) -name '*.py' | xargs $(VENV)/bin/numpydoc lint
 
-format: $(VENV)/.installed-lint ## rewrite the sources in the house style
+format: $(VENV)/.installed-lint ## format the sources
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
@@ -99,7 +99,7 @@ peers: $(VENV)/.installed ## create .venv-peers and .venv-lce for the benchmarks
 	  || { echo "no Larq Compute Engine for $(PYTHON_LCE): it will not be measured" >&2; \
 	       rm -rf .venv-lce; }
 
-bench: $(VENV)/.installed ## run every benchmark and rewrite its tables (an hour; wants a quiet machine)
+bench: $(VENV)/.installed ## run every benchmark and rewrite its tables (an hour, on a quiet machine)
 	$(PY) benchmarks/tables.py --run $(BENCH)
 
 $(VENV)/.installed-site: $(VENV)/.installed

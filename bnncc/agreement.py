@@ -59,6 +59,7 @@ _VERDICTS = {
     "undecided": "UNDECIDED: outputs depend on ties; try another --seed",
 }
 """How verdicts are printed."""
+_TIES = "a tie is a value within rounding error of a threshold: either decision is correct"
 
 
 def verify(
@@ -209,7 +210,9 @@ def _against(runner: reference.Reference, case: _Case) -> dict[str, Any]:
     with phase("layers"):
         layers, note = _layers(proto, artifact, feeds, runner, first, coarse)
     kernels, missing, said = _kernels(model, artifact, arrays)
-    ties = [tie for layer in layers for tie in layer.pop("ties")]
+    ties: list[dict[str, Any]] = []
+    for layer in layers:
+        ties += [tie for tie in layer.pop("ties") if tie not in ties]  # several layers may read it
     inside = all(item["passed"] for item in (*layers, *kernels)) and not missing
     if inside:
         outputs = _excused(outputs, ours, wanted, proto, feeds, artifact, first, coarse)
@@ -319,8 +322,8 @@ def _check_names(model: str | Path | onnx.ModelProto, artifact: Artifact) -> Non
         )
 
 
-def text(result: Mapping[str, Any]) -> str:
-    """Render what `verify` returned for a terminal."""
+def text(result: Mapping[str, Any], width: int = report.WIDTH) -> str:
+    """Render what `verify` returned for a terminal of `width` columns."""
     lines = [f"reference  {result['reference']}"]
     rows = [("tensor", "layer", "max abs error", "relative", "")]
     for item in (*result["layers"], *result["outputs"]):
@@ -333,7 +336,7 @@ def text(result: Mapping[str, Any]) -> str:
                 "" if item["passed"] else "FAIL" if "layer" in item else "differs",
             )
         )
-    lines += report.table(rows, right=(2, 3))
+    lines += report.table(rows, right=(2, 3), width=width, wraps=(0, 1))
     wrong = [k for k in result["kernels"] if not k["passed"]]
     for item in wrong:
         layers = f" ({', '.join(item['layers'])})" if item["layers"] else ""
@@ -345,9 +348,11 @@ def text(result: Mapping[str, Any]) -> str:
         )
     for tie in result["ties"]:
         lines.append(
-            f"tie  {tie['tensor']}: {tie['count']} values, such as {tie['value']:.3g} at "
-            f"{tie['index']} (bound {tie['bound']:.3g})"
+            f"tie  {tie['tensor']}: {report.plural(tie['count'], 'value')}, such as "
+            f"{tie['value']:.3g} at {tie['index']} (bound {tie['bound']:.3g})"
         )
+    if result["ties"]:
+        lines.append(_TIES)
     for item in result["deviation"]:
         lines.append(
             f"deviation  {item['name']}: max abs error {item['max_abs_error']:.3g} (relative "

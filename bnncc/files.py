@@ -281,6 +281,14 @@ def _sweep(place: Path) -> None:
                 shutil.rmtree(path.parent, ignore_errors=True)
 
 
+def npy_bytes(array: np.ndarray) -> bytes:
+    """Return `array` as an npy file."""
+    buffer = io.BytesIO()
+    data = np.asarray(array, order="C")
+    np.lib.format.write_array(buffer, data, version=(1, 0), allow_pickle=False)
+    return buffer.getvalue()
+
+
 def npz_bytes(arrays: Mapping[str, np.ndarray], *, compress: bool = False) -> bytes:
     """Return `arrays` as an npz file that depends only on them.
 
@@ -295,13 +303,10 @@ def npz_bytes(arrays: Mapping[str, np.ndarray], *, compress: bool = False) -> by
     method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
     with zipfile.ZipFile(buffer, "w", method, compresslevel=6 if compress else None) as archive:
         for name, array in arrays.items():
-            member = io.BytesIO()
-            data = np.asarray(array, order="C")
-            np.lib.format.write_array(member, data, version=(1, 0), allow_pickle=False)
             info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
             info.external_attr = 0o644 << 16
             info.compress_type = method
-            archive.writestr(info, member.getvalue())
+            archive.writestr(info, npy_bytes(array))
     return buffer.getvalue()
 
 
@@ -455,7 +460,7 @@ _KINDS = (
     (rb"\x89PNG", "a PNG image"),
     (rb"\xff\xd8\xff", "a JPEG image"),
     (rb"\x7fELF", "an ELF file"),
-    (rb"\x12\x01\0\0\0\0\0\0", "the parameters of an MXNet network (give its -symbol.json)"),
+    (rb"\x12\x01\0\0\0\0\0\0", "a file of MXNet parameters (give the network's -symbol.json)"),
 )
 """How files of some kinds begin."""
 MODELS = tuple(kind for _, kind in _KINDS[:3])

@@ -117,9 +117,9 @@ def estimated(func: tirx.PrimFunc, spec: Spec | None, target: TargetSpec) -> flo
     Returns
     -------
     float or None
-        None for GPUs and portable C, whose rates are unknown.
+        None for targets whose rates are unknown: all but 64-bit x86 and Arm.
     """
-    if target.kind != "llvm":
+    if not target.has_runtime or target.gpus:
         return None
     if spec is not None:
         return microseconds(spec, target, _CACHED)

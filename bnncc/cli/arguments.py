@@ -165,7 +165,7 @@ def add_verb(
 
 
 _MESSAGES = {
-    "-v --verbose": "verbose: also name each phase and its time",
+    "-v --verbose": "also name each phase and its time",
     "-q --quiet": "errors only",
 }
 _LEADING = re.compile(r"-v+|-q+|--verbose|--quiet")
@@ -289,7 +289,7 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     add_repeatable(
         group,
         "--max-dim",
-        "greatest size of a symbolic dimension, for example a number of tokens",
+        "largest size of a symbolic dimension, for example a number of tokens",
         "NAME=SIZE",
         option(parse_max_dim),
     )
@@ -351,8 +351,8 @@ def _code_options(group: Any) -> None:
 def limit_options(parser: argparse.ArgumentParser) -> None:
     """Add limits of a device, for networks compiled to C."""
     group = parser.add_argument_group("device")
-    for kind in ("ram", "flash"):
-        text = f"fail if the network, compiled to C, needs more {kind}"
+    for kind, name in (("ram", "RAM"), ("flash", "flash")):
+        text = f"fail if the network, compiled to C, needs more {name}"
         add(group, f"--{kind}", text, "BYTES[k|M]", option(parse_bytes))
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import shutil
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from bnncc.cli.asked import (
 from bnncc.console import Console
 from bnncc.errors import BnnccError, TargetError, UsageError, VerificationError, unreadable
 from bnncc.options import CompileOptions
+from bnncc.progress import START, phase
 
 if TYPE_CHECKING:
     from bnncc.codegen.c_network import CNetwork
@@ -82,18 +84,33 @@ def compile_(args: Namespace, console: Console) -> int:
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Run an artifact on arrays from a file."""
+    """Run an artifact on arrays from a file.
+
+    Raises
+    ------
+    UsageError
+        If the file to write cannot have all outputs.
+    """
     _runtime_only(args)
-    from bnncc.files import npz_bytes, write_atomic
+    from bnncc.files import npy_bytes, npz_bytes, output_name, write_atomic
 
     check_outputs(args, output=args.output)
+    alone = args.output.suffix == ".npy"
     with _loaded(args) as artifact:
         if args.selfcheck:
             artifact.require_selfcheck()
+        if alone and len(artifact.outputs) > 1:
+            raise UsageError(
+                f"{args.output}: an .npy file has one array, the network {len(artifact.outputs)} "
+                "outputs",
+                hint=f"write {args.output.with_suffix('.npz')}",
+            )
         arrays = artifact.read_inputs(args.input)
         outputs = artifact.run(arrays)
-    write_atomic(args.output, [npz_bytes(outputs)])
-    console.progress(f"{args.output}: {', '.join(map(str, artifact.outputs))}")
+    content = npy_bytes(*outputs.values()) if alone else npz_bytes(outputs)
+    write_atomic(args.output, [content])
+    made = (f"{name} {array.dtype}{list(array.shape)}" for name, array in outputs.items())
+    console.progress(f"{output_name(args.output)}: {', '.join(made)}")
     return 0
 
 
@@ -124,7 +141,7 @@ def bench(args: Namespace, console: Console) -> int:
         from bnncc.report.trace import trace
 
         write_atomic(args.trace, [as_json(trace(result)).encode()])
-    console.data(as_json(result) if args.json else runner.bench_text(result) + "\n")
+    console.data(as_json(result) if args.json else runner.bench_text(result, _width()) + "\n")
     return 0
 
 
@@ -170,9 +187,8 @@ def explain(args: Namespace, console: Console) -> int:
     if args.json:
         console.data(as_json(content))
     elif printed:
-        width = shutil.get_terminal_size((report.WIDTH, 24)).columns
-        said = report.text(content, width=width, sort=args.sort, bench=bench)
-        console.data("\n".join([said, *device.footprint(content, width)]) + "\n")
+        said = report.text(content, width=_width(), sort=args.sort, bench=bench)
+        console.data("\n".join([said, *device.footprint(content, _width())]) + "\n")
     return 0
 
 
@@ -196,8 +212,9 @@ def verify(args: Namespace, console: Console) -> int:
             "--labels needs the labelled examples: give --input",
             hint="one file may hold both: --input test.npz --labels test.npz",
         )
-    from bnncc import agreement
-    from bnncc.runtime.accuracy import read_examples
+    with phase(START):
+        from bnncc import agreement
+        from bnncc.runtime.accuracy import read_examples
 
     with _loaded(args) as artifact:
         arrays = labels = None
@@ -209,7 +226,7 @@ def verify(args: Namespace, console: Console) -> int:
             args.model, artifact, arrays, seed=args.seed, params=args.params,
             labels=labels, scores=args.scores, min_accuracy=args.min_accuracy,
         )  # fmt: skip
-    console.data(as_json(result) if args.json else agreement.text(result) + "\n")
+    console.data(as_json(result) if args.json else agreement.text(result, _width()) + "\n")
     return 0 if result["passed"] else 1
 
 
@@ -286,20 +303,31 @@ def targets(args: Namespace, console: Console) -> int:
             continue
         missing = catalog.missing_features(spec)
         data.append({**asdict(spec), "runs_here": not missing, "missing": missing})
-        here = f"no, lacks {', '.join(missing)}" if missing else "yes"
+        here = _obstacle(spec, missing) or "yes"
         vector = spec.engine or f"{spec.vector_bits} bits"
         rows.append((name, ", ".join(spec.gpus) or spec.mcpu, vector, here))
     if args.json:
         console.data(as_json(data if args.name is None else data[0]))
     elif args.name is None:
-        console.data("\n".join(table(rows)) + "\n")
+        console.data("\n".join(table(rows, width=_width(), wraps=(1, 3))) + "\n")
     else:
+        shown = {**data[0], "runs_here": rows[1][-1], "missing": ""}
         pairs = [
             (key, " ".join(value) if isinstance(value, tuple | list) else str(value))
-            for key, value in data[0].items()
+            for key, value in shown.items()
+            if value
         ]
-        console.data("\n".join(table(pairs)) + "\n")
+        console.data("\n".join(table(pairs, width=_width(), wraps=(1,))) + "\n")
     return 0
+
+
+def _obstacle(spec: TargetSpec, missing: Sequence[str]) -> str:
+    """Return why this machine does not run code for `spec`, which needs `missing`; else nothing."""
+    from bnncc.targets.host import normal_arch
+
+    if missing and spec.arch and normal_arch(spec.arch) != normal_arch(platform.machine()):
+        return f"no: code for {spec.arch}"
+    return f"no: lacks {', '.join(missing)}" if missing else ""
 
 
 def _compiled(
@@ -307,10 +335,13 @@ def _compiled(
     form: str = "",
 ) -> Artifact | CNetwork:  # fmt: skip
     from bnncc.targets.catalog import resolve
+    from bnncc.trace import Trace
 
     target = resolve(str(options.target))  # before TVM costs seconds
     console.progress(f"compiling {model}")
-    from bnncc.driver import compile_c, compile_model
+    trace = trace or Trace()
+    with trace.timed(START, "load TVM's libraries and Python modules"):
+        from bnncc.driver import compile_c, compile_model
 
     form = form or target.default_format
     artifact: Artifact | CNetwork
@@ -385,6 +416,12 @@ def _is_artifact(path: Path) -> bool:
     if head[257:262] == b"ustar" or head.startswith(_TAR_NAME):
         return True
     return path.suffix == ".bnncc"
+
+
+def _width() -> int:
+    from bnncc.report import WIDTH
+
+    return shutil.get_terminal_size((WIDTH, 24)).columns
 
 
 def _target_label(target: str) -> str:

@@ -9,9 +9,11 @@ import argparse
 import contextlib
 import errno
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 from bnncc._version import __version__
@@ -84,13 +86,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.own_process:
         # TVM imports torch where it is installed, for two seconds; no verb has a use for it.
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    if args.own_process and args.verbose < 2:
-        with library_output_hidden() as written:
-            return _dispatch(args, written)
-    return _dispatch(args, lambda: "")
+    with _interrupts() as interrupted:
+        if args.own_process and args.verbose < 2:
+            with library_output_hidden() as written:
+                return _dispatch(args, written, interrupted)
+        return _dispatch(args, lambda: "", interrupted)
 
 
-def _dispatch(args: argparse.Namespace, written: Callable[[], str]) -> int:
+@contextlib.contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Note whether Ctrl-C is pressed: TVM's C++ code makes a `RuntimeError` of the exception.
+
+    Yields
+    ------
+    Callable
+        Returns whether it was pressed in this context.
+    """
+    pressed = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.default_int_handler(number, frame)
+
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell may ignore it
+    try:
+        if usual:
+            signal.signal(signal.SIGINT, note)
+    except ValueError:  # not in the main thread, which gets all signals
+        usual = False
+    try:
+        yield lambda: pressed
+    finally:
+        if usual:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _dispatch(
+    args: argparse.Namespace, written: Callable[[], str], interrupted: Callable[[], bool]
+) -> int:
     """Run the verb; `written` returns what libraries had to say meanwhile."""
     console = Console(verbosity=args.verbose - args.quiet)
     for line in args.deprecated:
@@ -100,18 +134,21 @@ def _dispatch(args: argparse.Namespace, written: Callable[[], str]) -> int:
         bar = Bar(console, SHARES.get(args.verb, SHARES[""]))
         with _quiet_libraries(args.verbose), listening(bar), onnx_needed():
             return int(args.run(args, console))
+    except KeyboardInterrupt:
+        return _stopped(console)
     except BnnccError as error:
+        if interrupted():
+            return _stopped(console)
         console.error(error)
         return error.exit_code
-    except KeyboardInterrupt:
-        console.line("interrupted")
-        return EXIT_INTERRUPTED
     except BrokenPipeError:  # who read standard output has seen enough
         return EXIT_OK
     except MemoryError:
         console.error(BnnccError("out of memory"))
         return 1
     except Exception as error:
+        if interrupted():
+            return _stopped(console)
         if isinstance(error, OSError) and error.errno in _MACHINE:
             console.error(_machine_error(error))
             return 1
@@ -120,6 +157,11 @@ def _dispatch(args: argparse.Namespace, written: Callable[[], str]) -> int:
         return EXIT_BUG
     finally:
         _flush_stdout()
+
+
+def _stopped(console: Console) -> int:
+    console.line("interrupted")
+    return EXIT_INTERRUPTED
 
 
 _MACHINE = {
@@ -258,11 +300,18 @@ def _run(verbs: Any) -> None:
     parser = add_verb(verbs, "run", "run an artifact on the arrays in a file", commands.run)
     add(parser, "artifact", "from `bnncc compile`", "ARTIFACT", path)
     group = parser.add_argument_group("data")
-    add(group, "--input", "an array per input, by name", "IN.npz", path, required=True)
+    add(
+        group,
+        "--input",
+        "an array per input, by name; or .npy, for one input",
+        "IN.npz",
+        path,
+        required=True,
+    )
     add(
         group,
         "--output",
-        "an array per output; `-`: standard output",
+        "an array per output; or .npy, for one output; `-`: standard output",
         "OUT.npz",
         path,
         required=True,
@@ -454,7 +503,7 @@ def _records(verbs: Any) -> None:
             "folder",
             "folder of records"
             + ("; default: those that come with bnncc" if name == "list" else ""),
-            "DIR" if name != "list" else "[DIR]",
+            "DIR",
             path,
             nargs="?" if name == "list" else None,
         )

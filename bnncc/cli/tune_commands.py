@@ -20,6 +20,7 @@ from bnncc.cli.asked import (
 )  # fmt: skip
 from bnncc.console import Console
 from bnncc.errors import TuningError, UsageError
+from bnncc.progress import START, phase
 
 FOLDER = Path("tune_logs")
 """Where records go if no folder is given."""
@@ -56,7 +57,8 @@ def tune(args: Namespace, console: Console) -> int:
     folder = _folder(args)
     args.records = []
     options = replace(options_of(args), threads=args.threads or 1, tuned=False, confirm=False)
-    from bnncc.tuning import network
+    with phase(START):
+        from bnncc.tuning import network
 
     result = network.tune(
         args.models[0],
@@ -81,10 +83,10 @@ def tune(args: Namespace, console: Console) -> int:
 
 def _folder(args: Namespace) -> Path:
     """Return where records are read and written."""
-    if len(args.records) > 1 or args.untuned:
-        raise UsageError(
-            "tune takes at most one --tuning-dir, which it reads and writes, and no --untuned"
-        )
+    if args.untuned:
+        raise UsageError("--untuned cannot be combined with `tune`, which reads and writes records")
+    if len(args.records) > 1:
+        raise UsageError("tune takes at most one --tuning-dir, which it reads and writes")
     folder: Path = args.records[0] if args.records else FOLDER
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder}: is a file, not a folder of records")

@@ -480,8 +480,8 @@ def _readme(made: Bare, name: str, target: TargetSpec) -> str:
 # {name} {_kind(target)}
 
 {needs}
-No memory is allocated and no file read; of C's library, `memcpy` and `math.h` are used. The code is
-yours, under whatever licence you choose.
+It allocates no memory and reads no file. From the C library it uses `memcpy` and `math.h`. The code
+is yours, under whatever licence you choose.
 
 | file | |
 |---|---|
@@ -489,9 +489,9 @@ yours, under whatever licence you choose.
 
 {table}
 
-`arena` has {sizes.arena:,} bytes ({sizes.tensors:,} for tensors between kernels, and
-{sizes.scratch:,} of kernels' scratch memory) at a multiple of {C_ALIGNMENT}. Several threads may
-run the network at once, each with an arena of its own. With `-D{prefix.upper()}_STATIC_ARENA` there
-is `{prefix}_run_static`, which has one.
+`arena` is {sizes.arena:,} bytes of memory at a multiple of {C_ALIGNMENT}: {sizes.tensors:,} bytes
+for tensors between kernels and {sizes.scratch:,} bytes of scratch memory for kernels. Several
+threads may run the network at once, each with its own arena. `-D{prefix.upper()}_STATIC_ARENA` adds
+`{prefix}_run_static`, which contains an arena.
 
 {use}"""

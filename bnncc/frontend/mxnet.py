@@ -172,7 +172,7 @@ def _input_shapes(
     unknown = [name for name in given if name not in free]
     if unknown:
         listed = ", ".join(f"`{name}`" for name in free)
-        raise UsageError(f"no input is called `{unknown[0]}`; there are {listed}")
+        raise UsageError(f"no input is called `{unknown[0]}`; the model has {listed}")
     shapes: dict[str, Sequence[Dim]] = {}
     for name in free:
         shape = given.get(name) or _noted(nodes[name])
@@ -209,7 +209,7 @@ def _from_weights(name: str, symbol: Symbol, b: Builder) -> tuple[Dim, ...]:
             axes = "x".join(("H", "W", "D")[: weight.ndim - 2])
             raise ShapeError(
                 f"input `{name}`: its height and width are not in the file",
-                hint=f"{channels} channels follow from `{node.name}`: "
+                hint=f"`{node.name}` reads {channels} channel{'s' * (channels != 1)}: give "
                 f"--input-shape {name}:1x{channels}x{axes} with numbers for {axes}",
             )
         tips.add(number)

@@ -168,7 +168,7 @@ def _inputs(
     unknown = [n for n in input_shapes if n not in {v.name for v in values}]
     if unknown:
         listed = ", ".join(f"`{v.name}`" for v in values)
-        raise UsageError(f"no input is called `{unknown[0]}`; there are {listed}")
+        raise UsageError(f"no input is called `{unknown[0]}`; the model has {listed}")
     used = {d.dim_param for v in values for d in v.type.tensor_type.shape.dim if d.dim_param}
     batch = next(n for n in ("N", "batch", "batch_size", "N_") if n not in used)
     for value in values:

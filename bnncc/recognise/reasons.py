@@ -97,12 +97,36 @@ def neither(node: Node, name: str, graph: Graph, producers: dict[str, Node], val
     reason = f"its data ({source}) and its weights are float"
     if made is None:
         return reason, _INPUT
-    if node.outputs[0] in graph.outputs:
-        return (
-            reason,
-            "the last layer usually stays float; sign() on data and weights makes it binary",
-        )
+    edge = "last" if _is_last(node, graph) else "first" if _is_first(made, graph, producers) else ""
+    if edge:
+        usual = f"the {edge} layer usually stays float"
+        return reason, f"{usual}; sign() on data and weights makes it binary"
     return reason, both
+
+
+def _is_last(node: Node, graph: Graph) -> bool:
+    """Whether only a function of the class scores, if anything, follows a layer."""
+    consumers = graph.consumers()
+    while node.outputs[0] not in graph.outputs:
+        readers = consumers.get(node.outputs[0], [])
+        if len(readers) != 1 or readers[0].op not in _AFTER_SCORES:
+            return False
+        node = readers[0]
+    return True
+
+
+def _is_first(made: Node | None, graph: Graph, producers: dict[str, Node]) -> bool:
+    """Whether a layer reads an input of the graph that is only normalized before."""
+    while made is not None and made.op in _NORMALIZING:
+        name = made.inputs[0]
+        if name in graph.inputs:
+            return True
+        made = producers.get(name)
+    return False
+
+
+_AFTER_SCORES = ("Softmax", "LogSoftmax", "Sigmoid", "Flatten", "Reshape", "Squeeze", "Identity")
+_NORMALIZING = ("BatchNormalization", "Sub", "Add", "Mul", "Div", "Cast", "Transpose", "Identity")
 
 
 def described(known: Lattice, found: Weights) -> tuple[str, str]:

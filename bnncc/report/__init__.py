@@ -16,7 +16,7 @@ from bnncc.report.facts import (
     with_old_keys,
 )
 from bnncc.report.rows import verdicts
-from bnncc.report.text import SORTS, WIDTH, plural, table, text
+from bnncc.report.text import SORTS, WIDTH, plural, table, text, wrapped
 
 __all__ = [
     "FORMAT",
@@ -38,4 +38,5 @@ __all__ = [
     "with_file_size",
     "with_new_keys",
     "with_old_keys",
+    "wrapped",
 ]

@@ -15,7 +15,7 @@ def footprint(report: Mapping[str, Any], width: int = WIDTH) -> list[str]:
         return []
     rows = [("", "bytes", "")]
     for kind, parts in _PARTS.items():
-        rows.append((kind, f"{device[f'{kind}_bytes']:,}", ""))
+        rows.append((_NAMES[kind], f"{device[f'{kind}_bytes']:,}", ""))
         rows += [(f"  {part}", f"{device[f'{part}_bytes']:,}", note) for part, note in parts]
     peak, scratch = report["memory"]["high_water_kernel"], device["scratch_kernel"]
     layers = {kernel["name"]: ", ".join(kernel["layers"]) for kernel in report["kernels"]}
@@ -36,6 +36,7 @@ def footprint(report: Mapping[str, Any], width: int = WIDTH) -> list[str]:
     return lines + [part for line in where for part in wrapped(line, width, " " * 9)]
 
 
+_NAMES = {"flash": "flash", "ram": "RAM"}
 _PARTS = {
     "flash": (("kernels", "code and its tables"), ("weights", "constants")),
     "ram": (
@@ -65,7 +66,7 @@ def beyond(report: Mapping[str, Any], **limits: int | None) -> list[str]:
     """
     device = report["device"]
     return [
-        f"{device[f'{kind}_bytes']:,} bytes of {kind} are needed, and --{kind} is {limit:,}"
+        f"{device[f'{kind}_bytes']:,} bytes of {_NAMES[kind]} are needed, and --{kind} is {limit:,}"
         for kind, limit in limits.items()
         if limit is not None and device[f"{kind}_bytes"] > limit
     ]

@@ -84,7 +84,7 @@ class Kernel:
     reference_memory: tuple[int, int] | None = None
     """Bytes that a binary convolution takes by equations 16 and 17 of BitStream."""
     estimated_us: float | None = None
-    """Estimated microseconds on one thread, within a factor of about two; None on GPUs."""
+    """Estimated microseconds on one thread, within a factor of about two; None if unknown."""
     reads: tuple[int, ...] = ()
     """Positions in the plan of the kernels whose results it reads."""
     band_rows: int = 0

@@ -66,8 +66,8 @@ def verdicts(
     made = {
         "": {
             "kind": OTHER,
-            "note": "no layer: part of the kernels of its neighbours, or an operator of its own in "
-            "`bnncc explain`",
+            "note": "not a layer: fused into the kernel of a neighbour, or listed by name of its "
+            "kernel in `bnncc explain`",
         }
     }
     for row in rows(report, bench):

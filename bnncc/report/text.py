@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -58,7 +59,7 @@ def text(
 
 def _operators(found: Sequence[Row], width: int) -> list[str]:
     """Return a line for each layer and each kernel without one."""
-    lines = [
+    lines: list[tuple[str, ...]] = [
         ("", "", "bits", "output", "mult-adds", "time", "time"),
         ("layer or operator", "kind", "data x w", "shape", "M", "us", "%"),
     ]
@@ -77,7 +78,9 @@ def _operators(found: Sequence[Row], width: int) -> list[str]:
             lines.append((row.kernel["name"], OTHER, "", shape, "", us, share))
     if len(lines) == 2:
         return ["no layer and no kernel"]
-    return _fitted(lines, width, right=(4, 5, 6), wraps=(0, 3), drops=(4, 2, 3))
+    columns = 7 if any(row.us is not None for row in found) else 5
+    lines = [line[:columns] for line in lines]
+    return _fitted(lines, width, right=range(4, columns), wraps=(0, 3), drops=(4, 2, 3))
 
 
 def _shape(dims: Iterable[int | str]) -> str:
@@ -128,7 +131,7 @@ def _totals(
     lines = [
         ("layers", f"{', '.join(kinds)} multiply-adds"),
         ("kernels", f"{summary['kernels']}, {summary['tuned']} tuned"),
-        ("time", _time(found, bench)),
+        ("time", _time(report, found, bench)),
         (
             "memory",
             f"{memory['arena_bytes']:,} bytes for activations, {memory['workspace_bytes']:,} for "
@@ -156,7 +159,7 @@ def _row_wise(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("row-wise", "; ".join(said))] if by_rows else []
 
 
-def _time(found: Sequence[Row], bench: Mapping[str, Any] | None) -> str:
+def _time(report: Mapping[str, Any], found: Sequence[Row], bench: Mapping[str, Any] | None) -> str:
     known = [row.us for row in found if row.us is not None]
     if bench is not None:
         return (
@@ -164,8 +167,11 @@ def _time(found: Sequence[Row], bench: Mapping[str, Any] | None) -> str:
             f"{bench['network']['median_us']:,.1f} us (medians, {bench['cpu']})"
         )
     if not known:
-        return "no estimate for this target; `bnncc bench` measures it"
-    return f"{sum(known):,.1f} us estimated, one thread; `bnncc bench` measures it"
+        return "not estimated for this target"
+    dims = {d for k in report["kernels"] for arg in k["args"] for d in arg["shape"]}
+    symbols = sorted({name for d in dims for name in re.findall(r"[^\W\d]\w*", str(d))})
+    sizes = f" for {', '.join(f'{name} = 1' for name in symbols)}" if symbols else ""
+    return f"{sum(known):,.1f} us estimated{sizes}, one thread; `bnncc bench` measures it"
 
 
 def _fitted(

@@ -241,9 +241,9 @@ def _described(kernel: Mapping[str, Any], times: np.ndarray, batch: int) -> dict
     }
 
 
-def bench_text(result: Mapping[str, Any]) -> str:
-    """Render what `bench` returned for a terminal."""
-    rows = [("kernel", "min us", "median us", "Mmac", "Gmac/s", "layers")]
+def bench_text(result: Mapping[str, Any], width: int = report.WIDTH) -> str:
+    """Render what `bench` returned for a terminal of `width` columns."""
+    rows = [("kernel", "min us", "median us", "MMAC", "GMAC/s", "layers")]
     for kernel in result["kernels"]:
         macs = kernel["macs"]
         rows.append(
@@ -258,11 +258,12 @@ def bench_text(result: Mapping[str, Any]) -> str:
         )
     total = sum(kernel["median_us"] for kernel in result["kernels"])
     network = result["network"]
-    lines = report.table(rows, right=range(1, 5)) if result["kernels"] else []
-    lines += [
-        "",
-        f"network  min {network['min_us']:.2f} us, median {network['median_us']:.2f} us, "
-        + ", ".join(f"p{p} {network[f'p{p}_us']:.2f}" for p in PERCENTILES)
+    lines = []
+    if result["kernels"]:
+        lines = report.table(rows, right=range(1, 5), width=width, wraps=(0, 5))
+    totals = [
+        f"network  min {network['min_us']:.2f} us, median {network['median_us']:.2f}, "
+        + ", ".join(f"p{p} {network[f'p{p}_us']:.2f}" for p in PERCENTILES if p != 50)
         + f" ({report.plural(result['repeat'], 'run')}, "
         + f"{report.plural(result['threads'], 'thread')})",
         (
@@ -270,9 +271,10 @@ def bench_text(result: Mapping[str, Any]) -> str:
             if result["kernels"]
             else "rate     "
         )
-        + f"{network['macs_per_second'] / 1e9:.1f} Gmac/s at the network's median",
+        + f"{network['macs_per_second'] / 1e9:.1f} GMAC/s at the network's median",
         f"batch    {network['batch']}, {network['items_per_second']:,.0f} items/s at the median",
     ]
+    lines += ["", *(part for line in totals for part in report.wrapped(line, width, " " * 9))]
     return "\n".join(lines).lstrip("\n")
 
 

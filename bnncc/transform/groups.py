@@ -201,10 +201,9 @@ def _write_sign(
     zero = kind == "mid" and not proven
     if kind == "mid":
         physical.graph.sign_zero[node.name] = (
-            "zeros may occur: a second plane marks them, and layers that read it use the ordinary "
-            "kernel while it is empty"
+            "its input may be 0: a second bit plane marks zeros, and costs little if there are none"
             if zero
-            else "no accumulator value gives zero: one plane"
+            else "its input is never 0, so its result has two values"
         )
     inverted = node.attrs.get("flip")
     compare = "gt" if kind == "gt" else "ge"

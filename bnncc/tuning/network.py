@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from bnncc.console import Console
 from bnncc.errors import DeviceError, TuningError, UsageError
 from bnncc.files import scratch_folder
 from bnncc.options import CompileOptions
+from bnncc.progress import phase
 from bnncc.records import race
 from bnncc.records.workload import Workload
 from bnncc.remote import connection
@@ -100,7 +102,7 @@ def tune(
     TuningError
         If nothing can be tuned or measured.
     """
-    console = console or Console()
+    console, started = console or Console(), time.monotonic()
     threads = options.threads or 1
     _check(target, device, method)
     kernels = driver.kernels(model, options)
@@ -146,10 +148,11 @@ def tune(
             sides = _compiled(model, options, folder)
         finally:  # whatever ends this process now, only what the network wins with is kept
             tuner.keep(tuner.defaults(again=True))
-        made = content["network"] = _raced(sides, setup)
+        with phase("compare networks"):
+            made = content["network"] = _raced(sides, setup)
         tuner.keep(won if race.Gain(**made["gain"]).faster else lost)
         content |= summary(result)
-    return content
+    return content | {"seconds": round(time.monotonic() - started, 3)}
 
 
 def _check(target: TargetSpec, device: dict[str, Any] | None, method: str) -> None:
@@ -260,10 +263,12 @@ def text(result: dict[str, Any], folder: Path) -> str:
         before, after = result["network"]["before_us"], result["network"]["after_us"]
         gain = race.Gain(**result["network"]["gain"])
         line += f"; network {before:.2f} us before, {after:.2f} us after: {gain.text}"
-        line += f", so the {'tuned tiles' if gain.faster else 'defaults'} are kept"
+        if not gain.faster:
+            return f"{line}, so the defaults are kept"
+        line += ", so the tuned schedules are kept"
     elif any(kernel["gain"] for kernel in result["kernels"]):
-        line += "; no tuned schedule was faster in interleaved runs, so the defaults are kept"
-    return f"{line} (use them: `bnncc compile --tuning-dir {os.fspath(folder)}`)"
+        return f"{line}; no tuned schedule was faster in interleaved runs, so the defaults are kept"
+    return f"{line}; `bnncc compile --tuning-dir {os.fspath(folder)}` uses the records"
 
 
 def free_devices(device: dict[str, Any] | None) -> int:

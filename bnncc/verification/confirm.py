@@ -45,12 +45,12 @@ def runs_here(target: TargetSpec) -> bool:
 def not_run(target: TargetSpec, output: object, form: str = "artifact") -> str:
     """Return what to tell the user if `output` was not run on this machine; else nothing."""
     if form == "wasm":
-        return f"{output}: not run here; `node check.mjs` in that folder runs it on an input"
+        return f"{output} was not run here: `node check.mjs` in it runs it on a known input"
     if form == "c":
         known = target.has_runtime or target.kind == "c"
-        why = "" if known else f"TVM has no runtime for {target.name} on PyPI: "
-        what = "portable C99" if target.kind == "c" else "C99 that calls kernels in an object file"
-        return f"{why}{output} holds {what}: its README.md says how to build and check it"
+        why = "" if known else f" (TVM has no runtime for {target.name} on PyPI)"
+        what = "portable C99" if target.kind == "c" else "C99 and an object file with the kernels"
+        return f"{output} contains {what}{why}; its README.md says how to build and check it"
     if target.gpus and not runs_here(target):
         return (
             f"code for {target.name} was not run here: {missing(target.gpus)}; `bnncc verify` "

@@ -20,7 +20,7 @@ import pytest
 
 from bnncc.cli import commands
 from bnncc.cli import main as cli
-from bnncc.errors import UsageError
+from bnncc.errors import BnnccError, UsageError
 from bnncc.files import npz_bytes
 from bnncc.options import CompileOptions, parse_input_shape, parse_input_uint8
 from tests.tiny import expected, tiny
@@ -155,6 +155,8 @@ def test_bad_paths(
         (("compile", "tiny.bnncc", "-o", ""), "-o/--output: an empty name is given"),
         (("compile", "tiny.bnncc", "--dump-ir", "tiny.bnncc"), "is a file, expected a folder"),
         (("tune", "tiny.bnncc", "--tuning-dir", "tiny.bnncc"), "not a folder of records"),
+        (("tune", "tiny.bnncc", "--untuned"), "--untuned cannot be combined with `tune`"),
+        (("tune", "tiny.bnncc", *["--tuning-dir", "a"] * 2), "at most one --tuning-dir, which"),
         (("verify", "m.onnx", "tiny.bnncc", "--seed", "x"), "`x` is not a number from 0"),
     ],
 )  # fmt: skip
@@ -175,6 +177,10 @@ def test_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez_compressed("in.npz", **{"x/in:0": np.asfortranarray(x), "y": x})
     assert cli.main(["run", "tiny.bnncc", "--input", "in.npz", "--output", "out.npz"]) == 0
     assert sorted(p.name for p in path.parent.iterdir()) == ["in.npz", "out.npz", "tiny.bnncc"]
+    err = fails(capsys, 2, "run", "tiny.bnncc", "--input", "in.npz", "--output", "out.npy")
+    assert (
+        "out.npy: an .npy file has one array, the network 2 outputs\n\nhint: write out.npz" in err
+    )
 
 
 class Evil:
@@ -241,8 +247,8 @@ def test_explain_artifact(path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     out, err = capsys.readouterr()
     assert err == ""
     lines = out.splitlines()
-    assert " ".join(lines[2].split()) == "mm float float nx8 0.00 ?"
-    assert " ".join(lines[3].split()) == "add other nx8 ?"
+    assert " ".join(lines[2].split()) == "mm float float nx8 0.00"
+    assert " ".join(lines[3].split()) == "add other nx8"
     why = lines.index("float: mm")
     assert lines[why + 1 : why + 3] == [
         "  weights of `mm` are not two-valued", "  -> train them binary"
@@ -314,6 +320,27 @@ def test_interrupt(path: Path) -> None:
         process.kill()
     assert process.returncode == 130
     assert err == "interrupted\n"
+
+
+@pytest.mark.parametrize("turned_into", [RuntimeError(), BnnccError("cannot be compiled")])
+def test_interrupt_in_a_callback_of_tvm(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    path: Path,
+    turned_into: Exception,
+) -> None:
+    def loaded(*args: object) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+        except KeyboardInterrupt:
+            raise turned_into from None  # as TVM does, of which not even a cause is left
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(commands, "_loaded", loaded)
+    assert cli.main(["bench", "tiny.bnncc"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 # ------------------------------------------------------------------------------------- options

@@ -104,6 +104,25 @@ def test_kinds_of_files_are_named(tmp_path: Path) -> None:
         assert read_npz(path, names=["x"], check=lambda *_: None).keys() == {"x"}
 
 
+def test_why_targets_do_not_run_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["targets"]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert rows["cortex-m4"].endswith("no: code for thumbv7em")
+    assert rows["wasm32"].endswith("no: code for wasm32")
+    assert rows["c99"].endswith("yes")
+    assert rows["native"].endswith("yes")
+    monkeypatch.setenv("COLUMNS", "60")
+    assert cli.main(["targets"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
+    assert cli.main(["targets", "cortex-m4"]) == 0
+    keys = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert "runs_here" in keys
+    assert not {"base", "gpus", "engine", "missing"} & set(keys)  # which it has not
+
+
 def test_files_that_are_not_there_are_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
     for asked in (
         ("compile", "none"),

@@ -210,6 +210,13 @@ def test_compile_to_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -
         assert archive.getnames() == ["manifest.json", "lib.so", "selfcheck.npz"]
     assert cli.main(["compile", "m.onnx", "-o", "x.bnncc", "--report", "-", "-q"]) == 0
     assert capfdbinary.readouterr().out.startswith(b"{\n")
+    given = ["run", "x.bnncc", "--input", str(DIGITS / "test_images.npz"), "--output"]
+    for name in ("out.npz", "out.npy"):
+        assert cli.main([*given, name]) == 0
+    alone = np.load("out.npy")
+    assert isinstance(alone, np.ndarray)
+    with np.load("out.npz") as outputs:
+        np.testing.assert_array_equal(alone, outputs["logits"])
 
 
 # -------------------------------------------------------------------------------- failures

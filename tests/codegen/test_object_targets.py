@@ -297,7 +297,7 @@ def test_a_network_that_does_not_fit_is_refused(
     assert not output.exists()
     assert cli.main([*asked, "--ram", "2k"]) == 1
     said = capsys.readouterr().err
-    assert "bytes of ram are needed, and --ram is 2,048" in said
+    assert "bytes of RAM are needed, and --ram is 2,048" in said
     assert "most tensors are in use in" in said
     assert cli.main([*asked, "--flash", "64k", "--ram", "16k"]) == 0
     assert output.is_dir()

@@ -308,7 +308,7 @@ def test_shapes_follow_from_weights_or_are_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ShapeError, match="input `data`: its height and width") as caught:
         as_onnx(symbol)
     assert "--input-shape data:1x2xHxW" in str(caught.value.hint)
-    with pytest.raises(UsageError, match="no input is called `image`; there are `data`"):
+    with pytest.raises(UsageError, match="no input is called `image`; the model has `data`"):
         as_onnx(symbol, input_shapes={"image": (1, 2, 10, 10)})
 
 

@@ -37,6 +37,9 @@ DATA: dict[str, Data] = {
     "input": lambda net, x: x,
     "signs": signs,
     "relu": lambda net, x: net.op("Relu", x),
+    "normalized": lambda net, x: net.op(
+        "Div", net.op("Sub", x, net.const(0.5)), net.const(np.float32([[[0.2]]] * SHAPE[1]))
+    ),
     "ones after relu": lambda net, x: net.op("Relu", signs(net, x)),
     "ternary": threes,
     "scaled": scaled,
@@ -56,11 +59,13 @@ def weights(kind: str, rng: np.random.Generator) -> np.ndarray:
     }[kind]
 
 
-def layer(data: str, weight: str, last: bool = False) -> Layer:
+def layer(data: str, weight: str, then: tuple[str, ...] = ("GlobalMaxPool",)) -> Layer:
     net = Net(seed=f"{data} {weight}")
     x = net.input("x", [1, SHAPE[1], 8, 8])
     y = net.op("Conv", DATA[data](net, x), net.const(weights(weight, net.rng)))
-    net.outputs.append(y if last else net.op("GlobalMaxPool", y))
+    for op in then:
+        y = net.op(op, y)
+    net.outputs.append(y)
     graph = load(net.model())
     simplify(graph)
     recognise_signs(graph)
@@ -126,5 +131,16 @@ def test_cases_are_told_apart(data: str, weight: str, kind: str, reason: str, re
     assert bool(found.remedy) == (kind != "binary")
 
 
-def test_last_layer() -> None:
-    assert "the last layer usually stays float" in layer("relu", "float", last=True).remedy
+@pytest.mark.parametrize(
+    ("then", "last"),
+    [((), True), (("Softmax",), True), (("Flatten", "LogSoftmax"), True), (("Relu",), False)],
+)
+def test_last_layer(then: tuple[str, ...], last: bool) -> None:
+    remedy = layer("relu", "float", then).remedy
+    assert ("the last layer usually stays float" in remedy) == last
+
+
+def test_first_layer_behind_a_normalization() -> None:
+    remedy = layer("normalized", "float").remedy
+    assert "the first layer usually stays float" in remedy
+    assert "--first-layer" not in remedy  # for convolutions that read an input itself

@@ -60,8 +60,8 @@ MAY_IMPORT = {
         "verification driver"
     ),
     "tuning": (
-        "_version errors osutil console files options topi_binary targets schedules records "
-        "codegen runtime remote verification driver"
+        "_version errors osutil console progress files options topi_binary targets schedules "
+        "records codegen runtime remote verification driver"
     ),
     "api": "errors files options targets frontend runtime driver tuning",
     "bnncc": "_version api agreement driver errors options runtime",

@@ -7,9 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 
 import bnncc
 from bnncc import report
+from bnncc.schedules.multithreading import estimated
+from bnncc.targets.catalog import resolve
+from bnncc.topi_binary.spec import BinaryConv2d
 from tests.collection.builder import Net
 from tests.tiny import tiny
 
@@ -98,7 +102,26 @@ def test_without_layers_or_estimates() -> None:
     content = json.loads(json.dumps(tiny().report))
     content["layers"], content["kernels"] = [], []
     assert report.text(content).startswith("no layer and no kernel")
-    assert "no estimate for this target" in report.text(tiny().report)
+    assert "not estimated for this target" in report.text(tiny().report)
+
+
+@pytest.mark.parametrize(
+    ("target", "known"),
+    [("arm64", True), ("x86-64-v3", True), ("cortex-m4", False), ("riscv64gcv", False),
+     ("wasm32", False), ("c99", False), ("cuda-sm80", False)],
+)  # fmt: skip
+def test_targets_whose_speed_is_known(target: str, known: bool) -> None:
+    nothing = tvm.tirx.PrimFunc([], tvm.tirx.Evaluate(0))
+    spec = BinaryConv2d(1, 14, 14, 64, 64, (3, 3))
+    assert (estimated(nothing, spec, resolve(target)) is not None) == known
+
+
+def test_sizes_that_estimates_assume(gated: dict[str, Any]) -> None:
+    assert " us estimated, one thread" in report.text(gated)
+    content = json.loads(json.dumps(gated))
+    content["kernels"][0]["args"][0]["shape"] = ["past + tokens", 8]
+    content["kernels"][0]["args"][1]["shape"] = ["batch", 8]
+    assert "estimated for batch = 1, past = 1, tokens = 1, one" in report.text(content, width=200)
 
 
 def test_wrapped_columns() -> None:

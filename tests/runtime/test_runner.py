@@ -29,7 +29,7 @@ def test_bench() -> None:
     assert (add["macs"], add["macs_per_second"], add["layers"]) == (0, 0.0, [])
     assert json.loads(json.dumps(result)) == result
     lines = runner.bench_text(result).splitlines()
-    assert lines[0].split() == ["kernel", "min", "us", "median", "us", "Mmac", "Gmac/s", "layers"]
+    assert lines[0].split() == ["kernel", "min", "us", "median", "us", "MMAC", "GMAC/s", "layers"]
     assert lines[1].startswith("matmul")
 
 

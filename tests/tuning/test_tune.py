@@ -438,7 +438,7 @@ def test_a_network_must_win_its_own_race(
         with pytest.raises(KeyboardInterrupt):
             run()
     else:
-        kept = "tuned tiles" if race_of == "faster" else "defaults"
+        kept = "tuned schedules" if race_of == "faster" else "defaults"
         assert f"so the {kept} are kept" in network.text(run(), tmp_path)
     assert won
     best = log_of(tmp_path).best()

@@ -182,6 +182,8 @@ def test_a_tie_may_fall_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
         (tie,) = result["ties"]
         assert (tie["tensor"], tie["count"], tie["index"]) == ("c", 1, [0, 0, 0, 0])
         assert abs(tie["value"]) <= tie["bound"] < 1e-5
+        assert "\ntie  c: 1 value, such as " in verify.text(result)
+        assert "\na tie is a value within rounding error of a threshold: " in verify.text(result)
         verdicts.add(result["verdict"])
     assert verdicts == {"pass", "pass except for ties"}
 
