@@ -14,11 +14,10 @@ of sum|terms|; outputs may differ only where they depend on such a decision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -115,30 +114,31 @@ def verify(
     note says where the two differ.
     """
     artifact = Artifact.of(artifact)
-    against = partial(_against, model=model, artifact=artifact, seed=seed, params=params)
     if labels is None:
         if scores is not None or min_accuracy is not None:
             raise UsageError("scores and a minimum accuracy need labels")
-        return dict(report.with_old_keys(_judged(partial(against, inputs=inputs))))
+        random = random_inputs(artifact.inputs, seed=seed) if inputs is None else dict(inputs)
+        found = _judged(_Case.of(model, artifact, random, params))
+        return dict(report.with_old_keys({**found, "seed": seed if inputs is None else None}))
     if inputs is None:
         raise UsageError("labels need inputs: the labelled examples")
     with phase("accuracy"):
         measured = accuracy(
             artifact, inputs, np.asarray(labels), scores=scores, minimum=min_accuracy
         )
-    result = _judged(partial(against, inputs=first_batch(artifact, inputs)))
+    result = _judged(_Case.of(model, artifact, first_batch(artifact, inputs), params))
     result["passed"] = result["passed"] and measured["passed"]
     return {**report.with_old_keys(result), "accuracy": measured}
 
 
-def _judged(against: Callable[[reference.Reference], dict[str, Any]]) -> dict[str, Any]:
+def _judged(case: _Case) -> dict[str, Any]:
     """Return what `verify` does, in new keys only."""
     runner = reference.Reference()
-    result = against(runner)
+    result = _against(runner, case)
     if result["passed"] or reference.ONNX_RUNTIME not in runner.used:
         return result
     judge = reference.Reference(without=reference.ONNX_RUNTIME)
-    other = against(judge)
+    other = _against(judge, case)
     if not other["passed"] or judge.used.keys() != {reference.ONNX_REFERENCE}:
         return result
     odd = [item["name"] for item in (*result["layers"], *result["outputs"]) if not item["passed"]]
@@ -146,36 +146,53 @@ def _judged(against: Callable[[reference.Reference], dict[str, Any]]) -> dict[st
     return {**other, "note": "; ".join(filter(None, (said, other["note"])))}
 
 
-def _against(
-    runner: reference.Reference,
-    *,
-    model: str | Path | onnx.ModelProto,
-    artifact: Artifact,
-    inputs: Mapping[str, Array] | None,
-    seed: int,
-    params: str | Path | None,
-) -> dict[str, Any]:
-    """Return what `verify` does, by one reference."""
-    shapes = {t.name: t.shape for t in artifact.inputs}
-    uint8 = {u["name"]: uint8_input(u) for u in artifact.manifest["semantics"]["input_uint8"]}
-    transform = transform_of(artifact)
-    wanted_shapes = {n: _model_shape(s, uint8.get(n)) for n, s in shapes.items()}
-    if transform is not None:
-        wanted_shapes.pop(transform.name)
-    model = as_onnx(model, params=params, input_shapes=wanted_shapes)
-    if artifact.manifest["semantics"]["assume"] == "dabnn":
-        model, _ = assume_dabnn(model, wanted_shapes)
-    shaped = {n: s for n, s in shapes.items() if n in wanted_shapes and n not in uint8}
-    bounds = dict(bound for t in artifact.inputs for bound in t.bounds)
-    _check_names(model, artifact)
-    # This refuses what the reference would choke on.
-    coarse = coarseness(load(model, input_shapes=shaped, max_dims=bounds))
-    proto = read_model(model)
-    arrays = random_inputs(artifact.inputs, seed=seed) if inputs is None else dict(inputs)
-    feeds = {n: _pixels(uint8[n], a) if n in uint8 else a for n, a in arrays.items()}
-    if transform is not None:
-        feeds[transform.name] = _bits(transform, arrays[transform.name], proto)
+class _Case(NamedTuple):
+    """A model in the form that references run, an artifact, and inputs of both."""
 
+    model: onnx.ModelProto
+    proto: onnx.ModelProto
+    """The model in the newest opset."""
+    artifact: Artifact
+    arrays: dict[str, Array]
+    """Inputs of the artifact."""
+    feeds: dict[str, Array]
+    """Inputs of the model."""
+    pixels: dict[str, Array]
+    """Those of `arrays` that are bytes of images."""
+    coarse: Mapping[str, float]
+    """Tolerance of outputs that the model computes in half precision."""
+
+    @classmethod
+    def of(
+        cls, model: Model, artifact: Artifact, arrays: dict[str, Array],
+        params: str | Path | None,
+    ) -> _Case:  # fmt: skip
+        """Load the model with the shapes of the artifact, and convert its inputs."""
+        shapes = {t.name: t.shape for t in artifact.inputs}
+        uint8 = {u["name"]: uint8_input(u) for u in artifact.manifest["semantics"]["input_uint8"]}
+        transform = transform_of(artifact)
+        wanted = {n: _model_shape(s, uint8.get(n)) for n, s in shapes.items()}
+        if transform is not None:
+            wanted.pop(transform.name)
+        model = as_onnx(model, params=params, input_shapes=wanted)
+        if artifact.manifest["semantics"]["assume"] == "dabnn":
+            model, _ = assume_dabnn(model, wanted)
+        shaped = {n: s for n, s in shapes.items() if n in wanted and n not in uint8}
+        bounds = dict(bound for t in artifact.inputs for bound in t.bounds)
+        _check_names(model, artifact)
+        # This refuses what the reference would choke on.
+        coarse = coarseness(load(model, input_shapes=shaped, max_dims=bounds))
+        proto = read_model(model)
+        feeds = {n: _pixels(uint8[n], a) if n in uint8 else a for n, a in arrays.items()}
+        if transform is not None:
+            feeds[transform.name] = _bits(transform, arrays[transform.name], proto)
+        pixels = {n: a for n, a in arrays.items() if n in uint8}
+        return cls(model, proto, artifact, arrays, feeds, pixels, coarse)
+
+
+def _against(runner: reference.Reference, case: _Case) -> dict[str, Any]:
+    """Return what `verify` does, by one reference."""
+    model, proto, artifact, arrays, feeds, pixels, coarse = case
     failed = ""
     try:
         ours = artifact.run(arrays)
@@ -183,7 +200,6 @@ def _against(
         ours, failed = {t.name: np.zeros(0) for t in artifact.outputs}, str(error)
     with phase("reference"):
         exact = runner.run(proto, feeds)
-    pixels = {n: a for n, a in arrays.items() if n in uint8}
     first = Relaxed.of(options_of(artifact), proto, feeds, pixels)
     wanted = exact if first is None else first.run(proto, feeds)
     if first is not None:
@@ -198,28 +214,16 @@ def _against(
     for layer in layers:
         ties += [tie for tie in layer.pop("ties") if tie not in ties]  # several layers may read it
     inside = all(item["passed"] for item in (*layers, *kernels)) and not missing
-    if not inside or not all(o["passed"] or o["excused"] for o in _excused(
-        outputs, ours, wanted, proto, feeds, artifact, first, coarse
-    )):  # fmt: skip
-        verdict = "fail"
-        unusual = [t.name for t in artifact.inputs if not _finite(arrays[t.name])]
-        if unusual:
-            raise InputError(
-                f"input `{unusual[0]}` contains NaN or infinity, and outputs differ: "
-                "results are defined for finite inputs only",
-                hint="give finite inputs; networks compiled with --check-finite reject others",
-            )
-    elif all(o["passed"] for o in outputs):
-        verdict = "pass"
-    elif kernels:
-        verdict = "pass except for ties"
-    else:
-        verdict = "undecided"
+    if inside:
+        outputs = _excused(outputs, ours, wanted, proto, feeds, artifact, first, coarse)
+    verdict = _verdict(outputs, inside, bool(kernels))
+    if verdict == "fail":
+        _check_finite(artifact, arrays)
     return {
         "format": FORMAT,
         "model": artifact.manifest["model"],
         "reference": runner.name + (f", {reference.OWN} where rounded" if first else ""),
-        "seed": None if inputs is not None else seed,
+        "seed": None,
         "passed": verdict.startswith("pass"),
         "verdict": verdict,
         "outputs": outputs,
@@ -229,6 +233,36 @@ def _against(
         "deviation": [] if first is None else deviation,
         "note": "; ".join(filter(None, (failed, note, said, missing))),
     }
+
+
+def _verdict(outputs: Sequence[Mapping[str, Any]], inside: bool, kernels: bool) -> str:
+    """Return one of `_VERDICTS`.
+
+    Parameters
+    ----------
+    outputs : sequence of mapping
+        From `_excused`, if `inside`.
+    inside : bool
+        Whether all layers and kernels agree.
+    kernels : bool
+        Whether kernels were compared.
+    """
+    if not inside or not all(o["passed"] or o["excused"] for o in outputs):
+        return "fail"
+    if all(o["passed"] for o in outputs):
+        return "pass"
+    return "pass except for ties" if kernels else "undecided"
+
+
+def _check_finite(artifact: Artifact, arrays: Mapping[str, Array]) -> None:
+    """Refuse inputs for which the results of `artifact` are not defined."""
+    unusual = [t.name for t in artifact.inputs if not _finite(arrays[t.name])]
+    if unusual:
+        raise InputError(
+            f"input `{unusual[0]}` contains NaN or infinity, and outputs differ: "
+            "results are defined for finite inputs only",
+            hint="give finite inputs; networks compiled with --check-finite reject others",
+        )
 
 
 def _finite(array: Array) -> bool:

@@ -47,6 +47,10 @@ class BnnccError(Exception):
         super().__init__(" ".join(str(message).split()))
         self.hint = None if hint is None else " ".join(hint.split())
 
+    def within(self, where: object) -> BnnccError:
+        """Return the same error, with the file or model that it is about before its message."""
+        return type(self)(f"{where}: {self}", hint=self.hint)
+
 
 class UsageError(BnnccError):
     """An option or argument is wrong."""
@@ -114,3 +118,13 @@ def onnx_needed() -> Iterator[None]:
             "this needs onnx, which is not installed; only artifacts can be used without it",
             hint="pip install onnx",
         ) from error
+
+
+def message_lines(error: BaseException) -> list[str]:
+    """Return the lines of an exception's message; the name of its type if it has none."""
+    return str(error).strip().splitlines() or [type(error).__name__]
+
+
+def unreadable(path: object, error: OSError) -> str:
+    """Return the message for a file that cannot be read."""
+    return f"{path}: cannot be read: {error.strerror or error}"

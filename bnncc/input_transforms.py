@@ -10,7 +10,7 @@ from math import floor
 from pathlib import Path
 from typing import Any
 
-from bnncc.errors import UsageError
+from bnncc.errors import UsageError, unreadable
 
 KINDS = {"rgb-threshold": "threshold", "gray-threshold": "grey", "lbp": "lbp"}
 """What the option calls the kinds of `image_bits.bits_of`."""
@@ -115,7 +115,7 @@ def _from_file(path: Path) -> tuple[float, ...]:
             raise UsageError(f"{path}: is too long for three thresholds")
         content = json.loads(path.read_bytes())
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise UsageError(unreadable(path, error)) from None
     except (ValueError, RecursionError):
         raise UsageError(f"{path}: is not JSON, expected a list of three numbers") from None
     if isinstance(content, dict):

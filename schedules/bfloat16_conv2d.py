@@ -16,7 +16,6 @@ from tvm import s_tir, tirx
 from bnncc.schedules import (
     byte_products,
     channel_tiles,
-    epilogue,
     ranges,
     tile_choice,
 )
@@ -104,9 +103,8 @@ def _tiles(
     # 1 normalize
     columns, vectors = channel_tiles.axes(group, segment)
     # 2 tile
-    order = "nhow" if point["rows_outside"] else "nohw"
     cut = {"sum": {2: columns, 3: vectors}}
-    sch, tile = channel_tiles.tiles(func, cut, group, segment, order, rows, SHARED)
+    sch, tile = channel_tiles.tiles(func, cut, group, segment, point, rows, SHARED)
     # 5 parallel: only loops outside whole reductions
     if point.get("divide", 0):
         sch.parallel(sch.fuse(*tile[:3]))
@@ -115,6 +113,4 @@ def _tiles(
     channel_tiles.sums(sch, "sum", pair, tile[-1], kw_inside=False)
     if pair.source:
         sch.annotate(tile[-1], "pragma_import_llvm", pair.source)
-    for block in epilogue.blocks(sch):
-        epilogue.vectorize(sch, block, spec.out_channels, target)
-    return channel_tiles.bounded(sch.mod["main"])
+    return channel_tiles.finished(sch, spec.out_channels, target)

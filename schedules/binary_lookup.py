@@ -206,7 +206,7 @@ class _Form:
     def _tiles(self, group: Group, segment: Segment) -> tirx.PrimFunc:
         """Schedule the tiles of a range of channels and columns."""
         # 1 normalize
-        columns, last = (segment.start, segment.width * segment.tiles), group.lanes[-1] < LANES
+        columns, last = segment.columns, group.lanes[-1] < LANES
         cut: dict[str, Bounds] = {
             "sum": {2: columns, 6: self._vectors(group, self._size)},
             "wide": {2: columns, 3: self._vectors(group, self._unit)},

@@ -57,7 +57,7 @@ MIN_FILLED = 0.75
 
 def order(spec: BinaryConv2d) -> str:
     """Return the weight order that this kernel reads, or "" if counting words is as fast."""
-    per_group = spec.channels // spec.groups
+    per_group = spec.channels_per_group
     words = layout.words(per_group)
     if spec.out_channels // spec.groups % QUAD and spec.groups > 1:
         return ""
@@ -269,7 +269,7 @@ class _Form:
         columns, unit, per = at.columns, self._unit, LANES // QUAD
         quads = (full * per, -(-rest // QUAD)) if at.last else (0, full * per)
         rows = at.rows.first, at.rows.count
-        pixels = {1: rows, 2: (columns.start, columns.width * columns.tiles)}
+        pixels = {1: rows, 2: columns.columns}
         places = {1: rows, 2: (columns.start // unit, -(-columns.width // unit) * columns.tiles)}
         found: dict[str, Bounds] = {
             epilogue.BLOCKS[at.last]: pixels,
@@ -324,12 +324,12 @@ class _Form:
 def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default point for one thread, from the registers of `target`."""
     places = _places(spec)
-    words = layout.words(spec.channels // spec.groups)
+    words = layout.words(spec.channels_per_group)
     steps = spec.kernel[0] * -(-words * spec.kernel[1] // (BYTES // 4))
     wide = target.popcount != "neon-dot" and (steps > MAX_COUNTS or spec.ternary)
     tiles = -(-places // VECTORS) if wide else max(1, places // VECTORS)
     flat = 1
-    taps = spec.kernel[0] * spec.kernel[1]
+    taps = spec.window_size
     if _arch(target) == "arm" and spec.weight_order == "halves" and 1 < taps <= ALL_UNROLLED:
         tiles, flat = places, 0  # with this much code, spills cost more than loops
     return {"tiles": tiles, "unroll": UNROLLED, "flat": flat}

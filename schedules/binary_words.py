@@ -118,7 +118,7 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
     _, _, width = image(spec)
     full = max(1, spec.out_channels // layout.LANES)
     threed = _counts_threes(spec, target)
-    words = layout.words(spec.channels // spec.groups)
+    words = layout.words(spec.channels_per_group)
     choices: dict[str, Iterable[int]] = {
         "columns": tile_sizes(width, MAX_TILE),
         "vectors": range(1, min(full, MAX_VECTORS) + 1),
@@ -241,7 +241,7 @@ def _tiles(
     vectors, last = len(group.lanes), group.lanes[-1] < layout.LANES
     out, sums = epilogue.BLOCKS[last], "sum" + "_last" * last
     # 1 normalize
-    columns, count = (segment.start, segment.width * segment.tiles), group.count * vectors
+    columns, count = segment.columns, group.count * vectors
     cut: dict[str, Bounds] = {
         "xors": {},
         sums: {2: columns, 3: (0 if last else group.first, count)},
@@ -311,7 +311,7 @@ def _sums(
     sch.vectorize(sch.get_loops(f"{name}_start")[-1])
     # 4 tensorize
     lane = sch.get_loops(f"{name}_add")[-1]
-    if spec.groups == 1 or spec.out_channels // spec.groups % layout.LANES == 0:
+    if spec.shared:
         sch.tensorize(lane, pair.register())
     else:  # each lane loads its own data word
         channel_tiles.mark_lanes(sch, lane)
@@ -365,7 +365,7 @@ def _divided(spec: BinaryConv2d, target: TargetSpec, threads: int) -> str:
 def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default point for one thread, from the registers and caches of `target`."""
     budget = accumulators(target)
-    words = layout.words(spec.channels // spec.groups)
+    words = layout.words(spec.channels_per_group)
     carry_save = words > 1 and _counts_threes(spec, target)  # one word does not repay the XORs
     floats = any(step.op != "threshold" for step in spec.steps)
     if carry_save and floats and words < LONG_REDUCTION:
@@ -405,7 +405,7 @@ def _tile(spec: BinaryConv2d, target: TargetSpec, budget: int, several: int) -> 
 
 def _steps(spec: BinaryConv2d) -> int:
     """Return the number of words counted per output."""
-    return spec.kernel[0] * spec.kernel[1] * layout.words(spec.channels // spec.groups)
+    return spec.window_size * layout.words(spec.channels_per_group)
 
 
 def _weight_bytes(spec: BinaryConv2d) -> int:

@@ -89,7 +89,7 @@ def ranged(
     tirx.PrimFunc
     """
     rows = 1 if divided else nchw.rows_of(spec, target, vectors)
-    func, order = nchw.held(func, spec, rows), "nho" if point["rows_outside"] else "noh"
+    func, order = nchw.held(func, spec, rows), _order(point)
     nests = [ranges.part(func, {name: {}}, before) for name in before]
     for group in groups(spec.out_channels, vectors, apart=apart):
         parts = [rule(func, group, segment, rows) for segment in segments(spec, point["columns"])]
@@ -99,15 +99,20 @@ def ranged(
     return multithreading.one_region(ranges.joined(nests, 0))
 
 
+def _order(point: Point) -> str:
+    """Return the order of the loops over images, rows and channel tiles, from the outside in."""
+    return "nho" if point["rows_outside"] else "noh"
+
+
 def axes(group: Group, segment: Segment) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return (first, count) of the columns and of the channel vectors of a range."""
     vectors = group.first, group.count * len(group.lanes)
-    return (segment.start, segment.width * segment.tiles), vectors
+    return segment.columns, vectors
 
 
 def tiles(
     func: tirx.PrimFunc, cut: Mapping[str, ranges.Bounds], group: Group, segment: Segment,
-    order: str, rows: int = 1, shared: Sequence[str] = (),
+    point: Point, rows: int = 1, shared: Sequence[str] = (),
 ) -> tuple[s_tir.Schedule, list[Any]]:  # fmt: skip
     """Create the loops over the tiles of a range.
 
@@ -119,8 +124,8 @@ def tiles(
         The parts of the blocks before the epilogue, see `ranges.part`.
     group, segment : Group, Segment
         The channel vectors and the columns.
-    order : str
-        Loop order from the outside in: n, h, o (channel tiles) and w (column tiles).
+    point : Point
+        ``rows_outside`` determines the loop order.
     rows : int, default 1
         Rows buffered before they are transposed; adds a loop around that over w.
     shared : sequence of str, optional
@@ -149,7 +154,7 @@ def tiles(
         outside = {"n": n, "h": h, "o": outer, "w": tile}
         if rows > 1:
             outside["h"], outside["r"] = sch.split(h, [None, rows])
-        nest = order.replace("w", "rw" if rows > 1 else "w")
+        nest = _order(point) + ("rw" if rows > 1 else "w")
         sch.reorder(*(outside[axis] for axis in nest), vector, column)
         unrolled(sch, [vector, column])
         merged.append(tile)
@@ -261,6 +266,13 @@ def mark_lanes(sch: s_tir.Schedule, loop: Any) -> None:
     sch.annotate(loop, _LANES, 1)
 
 
+def finished(sch: s_tir.Schedule, channels: int, target: TargetSpec) -> tirx.PrimFunc:
+    """Vectorize the epilogue of `channels` channels; return the function, `bounded`."""
+    for block in epilogue.blocks(sch):
+        epilogue.vectorize(sch, block, channels, target)
+    return bounded(sch.mod["main"])
+
+
 def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Restrict marked loops over taps to the taps inside the image.
 
@@ -326,7 +338,4 @@ def _replaced(old: Any, number: int, body: Any, block: Any) -> Any:
     # No longer a reduction block: TVM would allocate its buffer outside of all loops.
     iters = [*block.iter_vars]
     iters[number] = tirx.IterVar(iters[number].dom, iters[number].var, tirx.IterVar.DataPar)
-    return s_tir.SBlock(
-        iters, block.reads, block.writes, block.name_hint, body, block.init,
-        block.alloc_buffers, block.match_buffers, block.annotations,
-    )  # fmt: skip
+    return ranges.changed_block(block, iter_vars=iters, body=body)

@@ -16,7 +16,6 @@ from bnncc.schedules import (
     byte_products,
     channel_tiles,
     code_instructions,
-    epilogue,
     intrin_wasm,
     intrin_x86,
     nchw,
@@ -102,8 +101,7 @@ def _tiles(
     cut = {name: {axis: columns, axis + 1: vectors} for name, axis in first.items()}
     cut["acc"] = {2: columns, 3: (vectors[0] * LANES, vectors[1] * LANES)}
     # 2 tile
-    order = "nhow" if point["rows_outside"] else "nohw"
-    sch, tile = channel_tiles.tiles(func, cut, group, segment, order, rows, (LEVELS,))
+    sch, tile = channel_tiles.tiles(func, cut, group, segment, point, rows, (LEVELS,))
     # 3 stage
     sch.compute_at("acc", tile[-1], preserve_unit_loops=True)
     *_, column, channel = sch.get_loops("acc")
@@ -127,9 +125,7 @@ def _tiles(
         channel_tiles.unrolled(sch, sch.get_loops(sch.decompose_reduction(name, at))[-2:])
     if source:
         sch.annotate(tile[-1], "pragma_import_llvm", source)
-    for block in epilogue.blocks(sch):
-        epilogue.vectorize(sch, block, spec.out_channels, target)
-    return channel_tiles.bounded(sch.mod["main"])
+    return channel_tiles.finished(sch, spec.out_channels, target)
 
 
 def _pair(sch: s_tir.Schedule, name: str, spec: FewBitConv2d, target: TargetSpec) -> TensorPair:

@@ -12,9 +12,6 @@ from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.definitions.few_bit_conv2d import NUMBERS
 from bnncc.topi_binary.spec import FewBitConv2d
 
-FEW_BIT = ("auto", "bitplanes")
-"""Values of the option: select by estimate, or always bit planes."""
-
 
 def offered(method: str, target: TargetSpec) -> bool:
     """Return whether `target` has the instructions that make `method` worthwhile."""

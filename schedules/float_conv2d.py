@@ -16,7 +16,6 @@ from tvm import s_tir, tirx
 from bnncc.schedules import (
     bfloat16_conv2d,
     channel_tiles,
-    epilogue,
     generic,
     multithreading,
     nchw,
@@ -80,17 +79,14 @@ def _tiles(
     channels = (group.first * LANES, group.count * vectors * lanes)
     cut: dict[str, Bounds] = {"operand": {}, "sum": {2: columns, 3: channels}}
     # 2 tile
-    order = "nhow" if point["rows_outside"] else "nohw"
-    sch, outer = channel_tiles.tiles(func, cut, group, segment, order, rows)
+    sch, outer = channel_tiles.tiles(func, cut, group, segment, point, rows)
     # 3 stage
     sch.compute_at("sum", outer[-1], preserve_unit_loops=True)
     # 5 vectorize, unroll, parallel
     if divided:
         sch.parallel(sch.fuse(*outer[:divided]))
     _sums(sch, spec, (vectors, lanes), point)
-    for block in epilogue.blocks(sch):
-        epilogue.vectorize(sch, block, spec.out_channels, target)
-    return channel_tiles.bounded(sch.mod["main"])
+    return channel_tiles.finished(sch, spec.out_channels, target)
 
 
 def _sums(sch: s_tir.Schedule, spec: Conv2d, cells: tuple[int, int], point: Point) -> None:
@@ -100,7 +96,7 @@ def _sums(sch: s_tir.Schedule, spec: Conv2d, cells: tuple[int, int], point: Poin
     taps, body = [kw], [vector, column]
     if point["kw_inside"]:
         taps, body = [], [kw, *body]
-    if point["unroll"] > 1 and spec.channels // spec.groups % point["unroll"] == 0:
+    if point["unroll"] > 1 and spec.channels_per_group % point["unroll"] == 0:
         c, part = sch.split(c, [None, point["unroll"]])
         body = [part, *body]
     sch.reorder(kh, *taps, c, *body, lane)

@@ -179,7 +179,7 @@ def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
             choose_filtered(spec, target),
             held,
         )
-    depth = spec.channels // spec.groups
+    depth = spec.channels_per_group
     width = flattened(spec.unpooled).output_hw[1]
     gathered = not spec.shared
 
@@ -260,7 +260,7 @@ def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
     columns = 1 if target.scalar else max(1, budget // vectors)
     # The weights of one tile should stay in the L1 cache during the loop over rows.
     data_bytes = spec.channels * spec.height * spec.width * 4
-    weight_bytes = spec.channels // spec.groups * spec.kernel[0] * spec.kernel[1] * 4
+    weight_bytes = spec.channels_per_group * spec.window_size * 4
     weight_bytes *= spec.out_channels
     return _tile(
         columns,

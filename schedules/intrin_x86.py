@@ -124,11 +124,9 @@ TERNARY = {
 """By truth table and lanes: any function of three bits, AVX-512's ``vpternlogd``."""
 
 
-def _dot_of(bits: int, lane: Expr, total: Any, data: Any, weight: Any, left: Any) -> Expr:
-    made = total(lane)
-    for place in range(32 // bits):
-        made = made + left(data(lane), bits, place) * signed(weight(lane), bits, place)
-    return made
+def _dot_of_pairs(lane: Expr, total: Any, data: Any, weight: Any) -> Expr:
+    products = (signed(data(lane), 16, i) * signed(weight(lane), 16, i) for i in range(2))
+    return sum(products, total(lane))
 
 
 def _bytes(total: Expr, data: Expr, weight: Expr) -> Expr:
@@ -179,7 +177,7 @@ def dot_pairs(bits: int, feature: str, instruction: str) -> Intrinsic:
         feature,
         (I32, U32, U32),
         I32,
-        lambda lane, total, data, weight: _dot_of(16, lane, total, data, weight, signed),
+        _dot_of_pairs,
         partial(T.call_pure_extern, I32, f"bnncc_pairs_{bits}"),
         source="\n".join(lines),
         # The sum of two products of -32768 by itself overflows.

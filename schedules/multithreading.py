@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from bnncc.schedules import code_instructions, float_functions, tile_choice
+from bnncc.schedules import code_instructions, float_functions, ranges, tile_choice
 from bnncc.schedules.registry import function, row
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout
@@ -157,7 +157,7 @@ def levels(spec: FewBitConv2d, target: TargetSpec) -> float:
 
     Work is counted as executed: words and vectors are filled up, and each pair of planes counts.
     """
-    taps = spec.kernel[0] * spec.kernel[1]
+    taps = spec.window_size
     depth = few_bit_data.group_words(spec) * few_bit_data.per_word(spec) * taps
     done = layout.blocks(spec.out_channels) * layout.LANES * depth
     done *= few_bit_data.weight_planes(spec) * spec.data_tensors
@@ -203,11 +203,7 @@ def _joined(stmt: tirx.Stmt) -> tirx.Stmt:
     if _is_loop(stmt) and divided(stmt):
         return region([stmt])
     if isinstance(stmt, s_tir.SBlockRealize):
-        old = stmt.block
-        block = s_tir.SBlock(
-            old.iter_vars, old.reads, old.writes, old.name_hint, _joined(old.body), old.init,
-            old.alloc_buffers, old.match_buffers, old.annotations,
-        )  # fmt: skip
+        block = ranges.changed_block(stmt.block, body=_joined(stmt.block.body))
         return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, block)
     if isinstance(stmt, tirx.IfThenElse):
         other = None if stmt.else_case is None else _joined(stmt.else_case)

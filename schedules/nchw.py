@@ -130,11 +130,7 @@ def held(func: tirx.PrimFunc, spec: Spec, count: int = 1) -> tirx.PrimFunc:
         return tirx.BufferRegion(views[old.source], [n, pixel, channel])
 
     def block(old: s_tir.SBlock) -> s_tir.SBlock:
-        writes = [region(r) for r in old.writes]
-        return s_tir.SBlock(
-            old.iter_vars, old.reads, writes, old.name_hint, old.body, old.init,
-            old.alloc_buffers, old.match_buffers, old.annotations,
-        )  # fmt: skip
+        return ranges.changed_block(old, writes=[region(r) for r in old.writes])
 
     replaced = ((tirx.BufferStore, store), (s_tir.SBlock, block))
     body = [tvm_ffi.structural_map(stmt, replaced) for stmt in kept]

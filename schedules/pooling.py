@@ -88,7 +88,7 @@ def _floats(
     last = lanes < LANES
     out = epilogue.BLOCKS[last]
     # 1 normalize
-    columns, count = (segment.start, segment.width * segment.tiles), group.count * vectors
+    columns, count = segment.columns, group.count * vectors
     values = {2: columns, 3: (group.first * LANES, count * lanes)}
     blocks = {2: columns, 3: (0 if last else group.first, count)}
     sch = s_tir.Schedule(ranges.part(func, {"pooled": values, "mean": values, out: blocks}))
@@ -159,7 +159,7 @@ def _words(
     """Schedule a range of windows and of word vectors (first, count, lanes)."""
     first, count, lanes = words
     # 1 normalize
-    bounds = {2: (segment.start, segment.width * segment.tiles), 3: (first, count * lanes)}
+    bounds = {2: segment.columns, 3: (first, count * lanes)}
     sch = s_tir.Schedule(ranges.part(func, {"held": bounds, "out": bounds}))
     # 2 tile
     n, h, w, c = sch.get_loops("out")

@@ -55,10 +55,7 @@ def _in_parts(func: tirx.PrimFunc, names: Sequence[str]) -> tirx.PrimFunc:
     for out, blocks in zip(BLOCKS, kept, strict=True):
         some: dict[str, ranges.Bounds] = {n: {} for n in blocks if n not in both}
         parts.append(_scheduled(ranges.part(func, some, both), (out,)))
-    roots = [part.mod["main"].body.block for part in parts]
-    body = [stmt for root in roots for stmt in ranges.statements(root.body)]
-    tensors = list(dict.fromkeys(tensor for root in roots for tensor in root.alloc_buffers))
-    return func.with_body(ranges.rooted(func, tirx.SeqStmt(body), tensors))
+    return ranges.followed([part.mod["main"] for part in parts])
 
 
 def _scheduled(func: tirx.PrimFunc, outs: Sequence[str]) -> s_tir.Schedule:

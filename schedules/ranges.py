@@ -325,3 +325,12 @@ def rooted(func: tirx.PrimFunc, body: tirx.Stmt, tensors: Sequence[Any]) -> tirx
     old = func.body.block
     block = s_tir.SBlock([], old.reads, old.writes, old.name_hint, body, None, tensors)
     return s_tir.SBlockRealize([], tirx.const(True), block)
+
+
+def changed_block(block: s_tir.SBlock, **changes: Any) -> s_tir.SBlock:
+    """Return a block with other values of some fields."""
+    names = (
+        "iter_vars", "reads", "writes", "name_hint", "body", "init", "alloc_buffers",
+        "match_buffers", "annotations",
+    )  # fmt: skip
+    return s_tir.SBlock(*({name: getattr(block, name) for name in names} | changes).values())

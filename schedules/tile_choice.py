@@ -73,7 +73,7 @@ def pays(spec: Layer, target: TargetSpec) -> bool:
     if not supports(spec, target):
         return False
     flat = flattened(spec)
-    pixels, depth = flat.output_hw[0] * flat.output_hw[1], spec.channels // spec.groups
+    pixels, depth = flat.output_hw[0] * flat.output_hw[1], spec.channels_per_group
     room = layout.blocks(depth, DEPTH) * DEPTH
     if pixels < MIN_PIXELS:
         return False
@@ -83,7 +83,7 @@ def pays(spec: Layer, target: TargetSpec) -> bool:
         return floats or few_bit_data.group_words(few) * few_bit_data.per_word(few) * 2 >= room
     if layout.words(depth) * WORD_BITS < MIN_FILLED * room:
         return False
-    if spec.kernel[0] * spec.kernel[1] >= WINDOWED:
+    if spec.window_size >= WINDOWED:
         return True
     bits = all(step.op == "threshold" for step in spec.steps)
     return bits and pixels * spec.channels <= POINTWISE_BYTES and pixels <= MAX_POINTWISE

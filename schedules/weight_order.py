@@ -86,7 +86,7 @@ def _on_cpu(spec: BinaryConv2d, target: TargetSpec) -> str:
     from bnncc.schedules import binary_lookup, binary_neon, tile_choice
     from bnncc.topi_binary import sliced_data
 
-    if sliced_data.fits(spec) and in_slices(spec.channels // spec.groups, target):
+    if sliced_data.fits(spec) and in_slices(spec.channels_per_group, target):
         return sliced_data.ORDER
     if spec.per_image:
         return "words"

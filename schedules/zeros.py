@@ -55,10 +55,7 @@ def without(func: tirx.PrimFunc, planes: Sequence[int], blocks: Sequence[str]) -
 
     def read(old: s_tir.SBlock) -> s_tir.SBlock:
         reads = [region for region in old.reads if region.source not in absent]
-        return s_tir.SBlock(
-            old.iter_vars, reads, old.writes, old.name_hint, old.body, old.init,
-            old.alloc_buffers, old.match_buffers, old.annotations,
-        )  # fmt: skip
+        return ranges.changed_block(old, reads=reads)
 
     left_out = (
         (tvm.ir.TensorLoad, load), (prim.BitwiseNot, _inverted), (prim.BitwiseOr, _joined),

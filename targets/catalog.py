@@ -321,8 +321,7 @@ def load(path: Path) -> TargetSpec:
     values = {**values, "name": path.stem, **raw}
     values.setdefault("kind", "llvm")
     _check(path, values)
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    return TargetSpec(**values)
+    return TargetSpec.of(values)
 
 
 def _check(path: Path, values: dict[str, Any]) -> None:

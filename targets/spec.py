@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,13 @@ class TargetSpec:
         """Whether TVM's runtime exists for this target: as wheels, for two architectures."""
         return self.kind != "c" and self.arch in ("", "x86_64", "aarch64")
 
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> TargetSpec:
+        """Return the target with these fields, of which JSON makes lists."""
+        values: dict[str, Any]
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        return cls(**values)
+
     @property
     def default_format(self) -> str:
         """What `bnncc compile` writes: ``artifact``, ``wasm`` or ``c``."""
@@ -86,6 +95,6 @@ class TargetSpec:
         """Whether there are no vectors: unrolled lanes would be long code, so they are loops."""
         return self.vector_bits == 32
 
-    def registers_per_vector(self, lanes: int = 16, bits: int = 32) -> int:
-        """Return how many registers hold one vector of `lanes` values of `bits` bits."""
-        return max(1, lanes * bits // self.vector_bits)
+    def registers_per_vector(self, lanes: int = 16) -> int:
+        """Return how many registers hold one vector of `lanes` values of 32 bits."""
+        return max(1, lanes * 32 // self.vector_bits)

@@ -93,7 +93,7 @@ class Machine:
         tools = [*(self.compiler[:1] if not self.board else ()), *self.emulator[:1]]
         tools += [*self.caller[:1], *([boards.COMPILER, boards.EMULATOR] if self.board else [])]
         lacking = [tool for tool in dict.fromkeys(tools) if not shutil.which(tool)]
-        if not self.compiler and not link.has_wasm_linker():
+        if not self.compiler and not link.available("wasm32"):
             lacking.append("wasm-ld or ziglang")
         if not lacking and "zvbb" in self.target:
             command = [*self.emulator, "/bin/true"]

@@ -17,7 +17,7 @@ from bnncc.codegen.pipeline import tvm_target
 from bnncc.targets.spec import TargetSpec
 
 NODE = shutil.which("node")
-CAN_RUN = NODE is not None and link.has_wasm_linker()
+CAN_RUN = NODE is not None and link.available("wasm32")
 needs_node = pytest.mark.skipif(
     not CAN_RUN, reason="needs node, and wasm-ld or ziglang (packages nodejs, lld)"
 )

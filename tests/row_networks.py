@@ -134,7 +134,7 @@ class Scheduled:
         """Return the files with given chains: first and last call, and rows per band."""
 
         def chosen(program: Any, fits: Any) -> list[Chain]:
-            made = [row_wise.chain(program, *one, fits) for one in chains]
+            made = [row_wise.chained(program, *one, fits) for one in chains]
             return [one for one in made if one is not None]
 
         with monkeypatch.context() as patch:

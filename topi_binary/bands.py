@@ -158,7 +158,7 @@ def tensor_types(spec: Spec) -> list[tuple[tuple[int, ...], str]]:
 
 
 def _stages(spec: Spec) -> list[Windowed]:
-    """Return the windows from the outputs to the data; none if each row depends on that row."""
+    """Return the parts of a kernel with a window each, from the outputs to the data."""
     if isinstance(spec, Conv2d) and spec.pool is not None:
         return [spec.pooling, spec.unpooled]
     return [spec] if isinstance(spec, Windowed) else []

@@ -75,6 +75,11 @@ def output_types(spec: Spec) -> list[Type]:
     return types
 
 
+def first_step_input(spec: Spec) -> int:
+    """Return the position of the first kernel input of the steps, which are last."""
+    return len(input_types(spec)) - sum(step_inputs(step) for step in spec.steps)
+
+
 def aliases(spec: Spec) -> list[int]:
     """Return for each output of `spec` the index of the input it is stored over, or -1.
 
@@ -83,7 +88,7 @@ def aliases(spec: Spec) -> list[int]:
     ValueError
         If a step is in place without a preceding ``add``.
     """
-    position = len(input_types(spec)) - sum(step_inputs(step) for step in spec.steps)
+    position = first_step_input(spec)
     added, found = -1, []
     for step in spec.steps:
         if step.op == "add":
@@ -102,7 +107,7 @@ def _float_output(spec: Spec, step: Step) -> Type:
 def _binary_weight(spec: BinaryConv2d) -> list[Type]:
     if spec.per_image:
         lanes = layout.blocks(spec.out_channels) * layout.LANES
-        plane: Type = ((spec.n, lanes * layout.words(spec.channels // spec.groups)), "uint32")
+        plane: Type = ((spec.n, lanes * layout.words(spec.channels_per_group)), "uint32")
         starts: list[Type] = [((spec.n, lanes), "int32")] * (spec.mode == "and")
         return [plane] * (1 + spec.weight_zeros) + starts
     if spec.weight_order in tiles.ORDERS:
@@ -110,7 +115,7 @@ def _binary_weight(spec: BinaryConv2d) -> list[Type]:
     elif spec.weight_order == sliced_data.ORDER:
         size = sliced_data.weight_size(spec)
     else:
-        depth = spec.channels // spec.groups
+        depth = spec.channels_per_group
         size = layout.weight_words(spec.out_channels, spec.kernel, depth, spec.weight_order)
     return [((size,), "uint32")]
 

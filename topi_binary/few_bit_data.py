@@ -59,7 +59,7 @@ PER_WORD = {"bytes": 4, "pairs": 2, "floats": 1}
 
 def group_words(spec: FewBitConv2d) -> int:
     """Return the number of words of one group and pixel."""
-    return -(-(spec.channels // spec.groups) // per_word(spec))
+    return -(-spec.channels_per_group // per_word(spec))
 
 
 def per_word(spec: FewBitConv2d) -> int:
@@ -79,10 +79,9 @@ def packs(spec: FewBitConv2d) -> bool:
 
     A word of weights must not extend beyond the levels of a pixel.
     """
-    alone = spec.kernel == (1, 1) and spec.strides == (1, 1) and not any(spec.pads)
     stored = level_words(spec.channels, "bytes") * PER_WORD["bytes"]
     fits = group_words(spec) * per_word(spec) <= stored and spec.channels <= MAX_PACKED
-    return alone and spec.groups == 1 and spec.weight_bits in CODES and fits
+    return spec.pointwise and spec.groups == 1 and spec.weight_bits in CODES and fits
 
 
 def weight_planes(spec: FewBitConv2d) -> int:
@@ -92,7 +91,7 @@ def weight_planes(spec: FewBitConv2d) -> int:
 
 def constants(spec: FewBitConv2d) -> list[tuple[tuple[int, ...], str]]:
     """Return shape and dtype of the weights and of the initial values."""
-    taps = spec.kernel[0] * spec.kernel[1] * group_words(spec) * weight_planes(spec)
+    taps = spec.window_size * group_words(spec) * weight_planes(spec)
     size = blocks(spec.out_channels) * LANES
     dtype = "float32" if spec.method == "floats" else "uint32"
     start = [((len(classes(spec, 0)) * len(classes(spec, 1)) * size,), "int32")]

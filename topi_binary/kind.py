@@ -184,6 +184,16 @@ class Windowed(OfImage):
         return text
 
     @property
+    def window_size(self) -> int:
+        """Number of elements of a window, per channel."""
+        return self.kernel[0] * self.kernel[1]
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether each output pixel is computed from the same pixel of the data only."""
+        return self.kernel == (1, 1) and self.strides == (1, 1) and not any(self.pads)
+
+    @property
     def window_hw(self) -> tuple[int, int]:
         """Number of window positions: rows, columns."""
         height, width = (
@@ -223,7 +233,17 @@ class Convolution(Windowed):
     @property
     def taps(self) -> int:
         """K: products per output, including those of taps outside the image."""
-        return self.kernel[0] * self.kernel[1] * self.read_channels // self.groups
+        return self.window_size * self.read_channels // self.groups
+
+    @property
+    def shared(self) -> bool:
+        """Whether all lanes of a vector of output channels read the same data element."""
+        return self.groups == 1 or self.out_channels // self.groups % layout.LANES == 0
+
+    @property
+    def channels_per_group(self) -> int:
+        """Number of input channels of each output channel."""
+        return self.channels // self.groups
 
     @property
     def macs(self) -> int:

@@ -102,7 +102,7 @@ def quantize_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def words(spec: Conv2d) -> int:
     """Return the number of words (vectors of weights) for the taps of one output."""
-    taps = spec.kernel[0] * spec.kernel[1]
+    taps = spec.window_size
     if spec.operands == "bfloat16x3":
         return TERMS * blocks(words_of_pixel(spec)) * LANES
     if apart(spec):

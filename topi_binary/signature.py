@@ -47,6 +47,11 @@ def declare(spec: Spec) -> tuple[Expr, list[Buffer]]:
     return n, buffers
 
 
+def spec_of(func: tirx.PrimFunc) -> str:
+    """Return the spec of one of our kernels as JSON; "" for another function."""
+    return str(func.attrs[SPEC_ATTR]) if func.attrs is not None and SPEC_ATTR in func.attrs else ""
+
+
 class Operator:
     """A context in which the function of a spec is written.
 

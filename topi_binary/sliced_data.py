@@ -32,18 +32,18 @@ ORDER = SLICED
 def fits(spec: BinaryConv2d) -> bool:
     """Return whether the kernel supports `spec`: small groups, as many inputs as outputs."""
     alike = spec.channels == spec.out_channels
-    small = spec.channels // spec.groups < WORD_BITS
+    small = spec.channels_per_group < WORD_BITS
     return spec.groups > 1 and alike and small and spec.rank == 4 and not spec.per_image
 
 
 def turns(spec: BinaryConv2d) -> int:
     """Return the number of rotations: the channels per group."""
-    return spec.channels // spec.groups
+    return spec.channels_per_group
 
 
 def rows(spec: BinaryConv2d) -> int:
     """Return the number of weight rows of `words`: one per tap and rotation."""
-    return spec.kernel[0] * spec.kernel[1] * turns(spec)
+    return spec.window_size * turns(spec)
 
 
 def masks(spec: BinaryConv2d) -> int:

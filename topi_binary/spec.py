@@ -72,7 +72,7 @@ class BinaryConv2d(Convolution):
     @property
     def doubled(self) -> bool:
         """Whether ``acc`` is in units of 1/2 (``dot = K - acc`` instead of ``K - 2 * acc``)."""
-        odd = (self.channels // self.groups) % 2 == 1
+        odd = self.channels_per_group % 2 == 1
         odd_border = odd and any(self.pads) and self.pad_value == 0
         return self.mode == "xor" and (self.ternary or self.weight_zeros or odd_border)
 
@@ -85,7 +85,7 @@ class BinaryConv2d(Convolution):
     @property
     def data_types(self) -> list[Type]:
         """Packed bits; each group starts at a word unless weights are in bit slices."""
-        words = self.groups * layout.words(self.channels // self.groups)
+        words = self.groups * layout.words(self.channels_per_group)
         if self.weight_order == layout.SLICED:
             words = layout.words(self.channels)
         return [self.image(words, "uint32")] * (1 + self.ternary)
@@ -190,11 +190,6 @@ class Conv2d(Convolution):
     """Operands per 32-bit word, up to `quantization.PACKED`."""
     dtype: str = "float32"
     """Type of the data; ``float16`` on GPUs only."""
-
-    @property
-    def shared(self) -> bool:
-        """Whether all lanes of a vector of output channels read the same data element."""
-        return self.groups == 1 or self.out_channels // self.groups % layout.LANES == 0
 
     @property
     def depthwise(self) -> bool:
@@ -325,6 +320,10 @@ class Elementwise(OfImage):
 
 GREY = (299, 587, 114)
 """Weights of red, green and blue in the grey value of a pixel, times 1000."""
+
+NEIGHBOURS = ((-1, -1), (0, 1), (1, -1))
+"""Row and column offsets of the neighbours that a grey value is compared with: 0, 3 and 6 of the
+eight, clockwise from the top left."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,21 @@ def step_inputs(step: Step) -> int:
 def step_outputs(step: Step) -> int:
     """Return the number of kernel outputs of `step`."""
     return len(output_kinds(step))
+
+
+def writers(steps: Iterable[Step]) -> list[Step]:
+    """Return the step that writes each kernel output."""
+    return [step for step in steps for _ in range(step_outputs(step))]
+
+
+def with_tensors(
+    steps: Iterable[Step], inputs: Iterable[T], outputs: Iterable[T]
+) -> Iterator[tuple[Step, list[T], list[T]]]:
+    """Yield each step with those of its kernel's inputs and outputs that belong to it."""
+    given, made = iter(inputs), iter(outputs)
+    for step in steps:
+        taken = [next(given) for _ in range(step_inputs(step))]
+        yield step, taken, [next(made) for _ in range(step_outputs(step))]
 
 
 def output_kinds(step: Step) -> list[str]:

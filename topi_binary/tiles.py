@@ -95,7 +95,7 @@ def of(spec: BinaryConv2d) -> Tiles:
     """Return the tiles of the filters of `spec`, whose order is in `ORDERS`."""
     kind, _, width = spec.weight_order.partition("-")
     size = int(width) if width else STRIP
-    run = spec.kernel[0] * spec.kernel[1] * layout.words(spec.channels // spec.groups)
+    run = spec.window_size * layout.words(spec.channels_per_group)
     rows, columns = (tuple(borders.classes(spec, axis)) for axis in (0, 1))
     return Tiles(
         kind, size, layout.blocks(spec.out_channels, size), run,

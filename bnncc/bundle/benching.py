@@ -17,9 +17,7 @@ from bnncc.targets.spec import TargetSpec
 
 def target_of(artifact: Artifact) -> TargetSpec:
     """Return the target that an artifact was compiled for."""
-    spec = artifact.manifest["target"]["spec"]
-    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in spec.items()}
-    return TargetSpec(**fields)
+    return TargetSpec.of(artifact.manifest["target"]["spec"])
 
 
 def bench(artifact: Artifact, path: Path) -> tuple[dict[str, Any], list[str]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from bnncc._version import __version__
 from bnncc.bundle.device.runner import FORMAT, HEAD
-from bnncc.errors import TuningError, UsageError
+from bnncc.errors import TuningError, UsageError, unreadable
 
 
 @dataclass
@@ -57,7 +57,7 @@ def read(path: Path) -> Results:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise UsageError(unreadable(path, error)) from error
     *whole, rest = content.split(b"\n")
     lines = []
     for number, text in enumerate(whole, 1):

@@ -106,10 +106,7 @@ def seed(text: str) -> int:
     ArgumentTypeError
         If it is something else.
     """
-    value = int(text) if text.isdigit() else -1
-    if not 0 <= value < 2**32:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a number from 0 to 2**32 - 1")
-    return value
+    return _within(text, range(2**32), "a number from 0 to 2**32 - 1")
 
 
 def count(text: str) -> int:
@@ -120,10 +117,13 @@ def count(text: str) -> int:
     ArgumentTypeError
         If it is something else.
     """
-    value = int(text) if text.isdigit() else 0
-    if not 0 < value <= 10**9:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a positive number")
-    return value
+    return _within(text, range(1, 10**9 + 1), "a positive number")
+
+
+def _within(text: str, numbers: range, what: str) -> int:
+    if not text.isdigit() or int(text) not in numbers:
+        raise argparse.ArgumentTypeError(f"`{text}` is not {what}")
+    return int(text)
 
 
 def fraction(text: str) -> float:
@@ -204,6 +204,14 @@ def add(
     to.add_argument(*names.split(), help=text, **more)
 
 
+def add_repeatable(
+    to: Any, name: str, text: str, metavar: str, convert: Callable[[str], Any], **more: Any
+) -> None:
+    """Add an option that can be given several times, as a list."""
+    more |= {"action": "append", "default": []}
+    add(to, name, f"{text}; repeatable", metavar, convert, **more)
+
+
 RENAMED = {"--records": "--tuning-dir", "--lock": "--lock-file"}
 """Deprecated options, and what they are called now."""
 
@@ -272,44 +280,35 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a compilation."""
     group = parser.add_argument_group("model")
     params_option(group)
-    add(
+    add_repeatable(
         group,
         "--input-shape",
         "shape of an input, instead of the one in the model; a word in place of a number is a "
-        "symbolic dimension; repeatable",
+        "symbolic dimension",
         "NAME:1x3x224x224",
         option(parse_input_shape),
-        action="append",
-        default=[],
     )
-    add(
+    add_repeatable(
         group,
         "--max-dim",
-        "largest size of a symbolic dimension, for example a number of tokens; repeatable",
+        "largest size of a symbolic dimension, for example a number of tokens",
         "NAME=SIZE",
         option(parse_max_dim),
-        action="append",
-        default=[],
     )
-    add(
+    add_repeatable(
         group,
         "--in-place",
-        "let an output that appends to an input be in the same memory, as for a key/value cache; "
-        "repeatable",
+        "let an output that appends to an input be in the same memory, as for a key/value cache",
         "INPUT=OUTPUT",
         option(parse_in_place),
-        action="append",
-        default=[],
     )
     add(
         group,
         "--input-uint8",
         "read an image input as bytes: the network gets (pixel - mean) * scale, each one number or "
-        "a/b/c for the channels; repeatable",
+        "a/b/c for the channels",
         "NAME:mean,scale[:nhwc]",
         option(parse_input_uint8),
-        action="append",
-        default=[],
     )
     add(
         group,
@@ -327,7 +326,11 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "reject inputs with NaN or infinity at run time",
         action="store_true",
     )
-    group = parser.add_argument_group("code")
+    _code_options(parser.add_argument_group("code"))
+
+
+def _code_options(group: Any) -> None:
+    """Add the options of the machine code, and of how its tiles are chosen."""
     add(
         group, "--target", "target name (see `bnncc targets`) or target file", "T", default="native"
     )
@@ -340,15 +343,12 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         choices=OPTIMIZE_FOR,
         default=CompileOptions.optimize_for,
     )
-    add(
+    add_repeatable(
         group,
         "--tuning-dir",
-        "folder of tuning records from `bnncc tune`, used before those that come with bnncc; "
-        "repeatable",
+        "folder of tuning records from `bnncc tune`, used before those that come with bnncc",
         "DIR",
         path,
-        action="append",
-        default=[],
         dest="records",
     )
     add(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bnncc.errors import BnnccError, UsageError
+from bnncc.errors import BnnccError, UsageError, unreadable
 from bnncc.input_transforms import as_transform, transform_file
 from bnncc.options import CHOICES, CompileOptions
 
@@ -87,7 +87,7 @@ def _check_readable(path: Path) -> None:
         with open(path, "rb"):
             pass
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise UsageError(unreadable(path, error)) from error
 
 
 def read_json(path: Path) -> Any:

@@ -23,7 +23,7 @@ from bnncc.cli.asked import (
     read_json,
 )  # fmt: skip
 from bnncc.console import Console
-from bnncc.errors import BnnccError, TargetError, UsageError, VerificationError
+from bnncc.errors import BnnccError, TargetError, UsageError, VerificationError, unreadable
 from bnncc.options import CompileOptions
 from bnncc.progress import START, phase
 
@@ -412,7 +412,7 @@ def _is_artifact(path: Path) -> bool:
         with open(path, "rb") as file:
             head = file.read(512)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise UsageError(unreadable(path, error)) from error
     if head[257:262] == b"ustar" or head.startswith(_TAR_NAME):
         return True
     return path.suffix == ".bnncc"

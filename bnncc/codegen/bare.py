@@ -86,17 +86,21 @@ def build(
     parameters = {name: _parameters(name, f, text) for name, f in functions.items()}
     text = _FUNCTION.sub(r'\1"warn-stack-size"="0" ', text)
     text += "".join(constant(name, data) for name, data in (constants or {}).items())
+    library, frames = _compiled(text)
+    stack = {name: frames.get(name, 0) for name in scratch}
+    return Kernels(library, scratch, parameters, stack, floats)
+
+
+def _compiled(text: str) -> tuple[bytes, dict[str, int]]:
+    """Return the object file of LLVM IR, and the bytes of stack that functions take, by name."""
     with scratch_folder("bare") as folder:
         source, written = Path(folder) / "kernels.ll", Path(folder) / "kernels.o"
         source.write_text(text, encoding="utf-8")
         said = Path(folder) / "said.txt"
         with _errors_to(said):
             tvm_ffi.load_module(str(source)).write_to_file(str(written))
-        frames = {
-            name: int(size) for size, name in _FRAME.findall(said.read_text(errors="replace"))
-        }
-        stack = {name: frames.get(name, 0) for name in scratch}
-        return Kernels(written.read_bytes(), scratch, parameters, stack, floats)
+        sizes = _FRAME.findall(said.read_text(errors="replace"))
+        return written.read_bytes(), {name: int(size) for size, name in sizes}
 
 
 LATER = "_later"

@@ -18,5 +18,5 @@ def bitstream(spec: Spec | None) -> tuple[int, int] | None:
     """
     if not isinstance(spec, BinaryConv2d) or spec.rank != 4 or spec.groups > 1 or spec.per_image:
         return None
-    pixels, taps = spec.channels * spec.height * spec.width, spec.kernel[0] * spec.kernel[1]
+    pixels, taps = spec.channels * spec.height * spec.width, spec.window_size
     return round(pixels * (9 + 4.125 * taps)), round(pixels * (taps / 8 + 9 / 32 + 4))

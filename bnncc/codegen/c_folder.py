@@ -9,8 +9,7 @@ C's library than ``string.h`` and ``math.h``.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -33,9 +32,11 @@ from bnncc.codegen.c_text import (
     Place,
     Statement,
     arguments,
+    elements,
     extents,
     harmless,
     itemsize,
+    tolerance,
 )
 from bnncc.ir.halves import COARSE
 from bnncc.runtime.manifest import TensorInfo
@@ -161,61 +162,20 @@ def _prototypes(made: Bare, portable: bool) -> str:
 
 
 def _source(made: Bare, target: TargetSpec) -> str:
-    prefix, order, portable = made.prefix, made.order, target.kind == "c"
-    upper = prefix.upper()
-    names: dict[int, str] = {}
-    start = 0
-    lines = [
-        f'#include "{prefix}.h"', "", *(["#include <math.h>"] if portable else []),
-        "#include <stddef.h>", "#include <string.h>", "", f'#include "{prefix}_kernels.h"', "",
-    ]  # fmt: skip
-    for number, weights in enumerate(order.weights):
-        names[start] = f"weights_{number}" if portable else f"{made.weights_symbol} + {start}"
-        start += aligned(weights.nbytes)
-        if portable:
-            lines += [*array(f"static const {{}} weights_{number}", weights), ""]
-
-    def pointer(place: Place, const: bool = True) -> str:
-        unit = itemsize(place.dtype)
-        if place.root == "base":
-            start = f"base + {place.offset}{_turns(place.step)}"
-            return f"({C_TYPES[place.dtype]} *)(void *)({start})"
-        if place.root != "constants":
-            start = f" + {place.offset // unit}" if place.offset else ""
-            return f"{place.root}{start}{_turns(place.step // unit)}"
-        begin = max(start for start in names if start <= place.offset)
-        inside = (place.offset - begin) // (unit if portable else 1)
-        stored = names[begin] + (f" + {inside}" if inside else "")
-        if portable:
-            return stored
-        return f"(const void *)({stored})" if const else f"(void *)({stored})"
-
+    prefix, upper, portable = made.prefix, made.prefix.upper(), target.kind == "c"
     own = ", ".join(arguments(made.given, made.made))
     pointers = [name for name, _ in (*made.given, *made.made)]
     missing = " || ".join(f"!{name}" for name in ("arena", *pointers))
-    lines += [
+    calls = _Calls(made, portable)
+    copies = [Move(to, origin, size) for to, origin, size in made.order.copies]
+    return "\n".join([
+        f'#include "{prefix}.h"', "", *(["#include <math.h>"] if portable else []),
+        "#include <stddef.h>", "#include <string.h>", "", f'#include "{prefix}_kernels.h"', "",
+        *calls.stored,
         f"int {prefix}_run(void *arena, {own}) {{",
         "  unsigned char *base = (unsigned char *)arena;", "  int32_t failed = 0;", "  (void)base;",
         f"  if ({missing} || (uintptr_t)arena % {upper}_ALIGNMENT) return {upper}_BAD_POINTER;",
-    ]  # fmt: skip
-
-    def written(one: Statement) -> list[str]:
-        if isinstance(one, Loop):
-            body = [f"  {line}" for part in one.body for line in written(part)]
-            return [f"  for (size_t turn = 0; turn < {one.times}; ++turn) {{", *body, "  }"]
-        if isinstance(one, Move):
-            return [f"  {line}" for line in _move(one, pointer)]
-        if isinstance(one, Clear):
-            return [f"  memset({pointer(one.to)}, 0, {one.size});"]
-        symbol = f"{prefix}_{one.kernel}"
-        const = [p.startswith("const ") for p in made.kernels.parameters[symbol]]
-        taken = ", ".join([*map(pointer, one.args, const), f"base + {made.sizes.tensors}"])
-        return [f"  failed = {symbol}({taken});", "  if (failed) return failed;"]
-
-    lines += [line for one in order.statements for line in written(one)]
-    for to, origin, size in order.copies:
-        lines.append(f"  memcpy({pointer(to)}, {pointer(origin)}, {size});")
-    lines += [
+        *(line for one in (*made.order.statements, *copies) for line in calls.written(one)),
         "  return failed;", "}", "", f"#ifdef {upper}_STATIC_ARENA",
         f"int {prefix}_run_static({own}) {{",
         f"  static uint64_t arena[({upper}_ARENA_BYTES + 7) / 8];",
@@ -225,28 +185,86 @@ def _source(made: Bare, target: TargetSpec) -> str:
         f'    case {upper}_BAD_VALUE: return "an index outside its tensor, or a division by 0";',
         f'    case {upper}_BAD_POINTER: return "a null pointer, or an arena that is not aligned";',
         '    default: return "unknown code";', "  }", "}", "",
-    ]  # fmt: skip
-    return "\n".join(lines)
+    ])  # fmt: skip
+
+
+class _Calls:
+    """C code that calls kernels and copies tensors.
+
+    Parameters
+    ----------
+    made : Bare
+        The network.
+    portable : bool
+        Whether its weights are arrays in C, not part of the object file.
+
+    Attributes
+    ----------
+    stored : list of str
+        The arrays, if `portable`.
+    """
+
+    def __init__(self, made: Bare, portable: bool) -> None:
+        self.stored: list[str] = []
+        self._made, self._portable = made, portable
+        self._names: dict[int, str] = {}  # of weights, by offset
+        start = 0
+        for number, weights in enumerate(made.order.weights):
+            name = f"weights_{number}"
+            self._names[start] = name if portable else f"{made.weights_symbol} + {start}"
+            start += aligned(weights.nbytes)
+            if portable:
+                self.stored += [*array(f"static const {{}} {name}", weights), ""]
+
+    def written(self, one: Statement) -> list[str]:
+        """Return the lines of a statement."""
+        if isinstance(one, Loop):
+            body = [f"  {line}" for part in one.body for line in self.written(part)]
+            return [f"  for (size_t turn = 0; turn < {one.times}; ++turn) {{", *body, "  }"]
+        if isinstance(one, Move):
+            return [f"  {line}" for line in self._move(one)]
+        if isinstance(one, Clear):
+            return [f"  memset({self._pointer(one.to)}, 0, {one.size});"]
+        symbol = f"{self._made.prefix}_{one.kernel}"
+        const = [p.startswith("const ") for p in self._made.kernels.parameters[symbol]]
+        scratch = f"base + {self._made.sizes.tensors}"
+        taken = ", ".join([*map(self._pointer, one.args, const), scratch])
+        return [f"  failed = {symbol}({taken});", "  if (failed) return failed;"]
+
+    def _move(self, one: Move) -> list[str]:
+        places = one.to, one.origin
+        if one.count == 1:
+            to, origin = map(self._pointer, places)
+            return [f"memcpy({to}, {origin}, {one.size});"]
+        unit = itemsize(one.to.dtype)
+        to, origin = (
+            f"{self._pointer(place)} + {apart // unit} * piece"
+            for place, apart in zip(places, one.apart, strict=True)
+        )
+        return [
+            f"for (size_t piece = 0; piece < {one.count}; ++piece) {{",
+            f"  memcpy({to}, {origin}, {one.size});", "}",
+        ]  # fmt: skip
+
+    def _pointer(self, place: Place, const: bool = True) -> str:
+        unit = itemsize(place.dtype)
+        if place.root == "base":
+            start = f"base + {place.offset}{_turns(place.step)}"
+            return f"({C_TYPES[place.dtype]} *)(void *)({start})"
+        if place.root != "constants":
+            start = f" + {place.offset // unit}" if place.offset else ""
+            return f"{place.root}{start}{_turns(place.step // unit)}"
+        begin = max(start for start in self._names if start <= place.offset)
+        inside = (place.offset - begin) // (unit if self._portable else 1)
+        stored = self._names[begin] + (f" + {inside}" if inside else "")
+        if self._portable:
+            return stored
+        return f"(const void *)({stored})" if const else f"(void *)({stored})"
 
 
 def _turns(step: int) -> str:
     """Return C code for how far a place has advanced in a loop."""
     return f" + {step} * turn" if step else ""
-
-
-def _move(one: Move, pointer: Callable[[Place], str]) -> list[str]:
-    """Return C code for a copy."""
-    if one.count == 1:
-        return [f"memcpy({pointer(one.to)}, {pointer(one.origin)}, {one.size});"]
-    unit = itemsize(one.to.dtype)
-    to, origin = (
-        f"{pointer(place)} + {apart // unit} * piece"
-        for place, apart in zip((one.to, one.origin), one.apart, strict=True)
-    )
-    return [
-        f"for (size_t piece = 0; piece < {one.count}; ++piece) {{",
-        f"  memcpy({to}, {origin}, {one.size});", "}",
-    ]  # fmt: skip
 
 
 def array(head: str, value: np.ndarray) -> list[str]:
@@ -301,8 +319,7 @@ def _check(made: Bare, pairs: Mapping[str, np.ndarray], coarse: Mapping[str, flo
         lines += [*array(f"static const {{}} stored_{key.replace('.', '_')}", value), ""]
     lines.append(f"static uint64_t arena[({upper}_ARENA_BYTES + 7) / 8];")
     for name, info in ios:
-        size = max(1, math.prod(int(d) for d in info.shape))
-        lines.append(f"static {C_TYPES[info.dtype]} tensor_{name}[{size}];")
+        lines.append(f"static {C_TYPES[info.dtype]} tensor_{name}[{max(1, elements(info))}];")
     kinds = {info.dtype for _, info in made.made}
     lines += ["", *(text for kind, text in _HALVES.items() if kind in kinds), "int main(void) {"]
     lines += ["  int failed = 0, wrong = 0;", "  memset(arena, 0x5A, sizeof arena);"]
@@ -336,21 +353,12 @@ def _wrong(tensor: TensorInfo, mine: str, right: str, coarse: Mapping[str, float
     """Return C code that tests whether a value is wrong."""
     if "float" not in tensor.dtype:
         return f"{mine} != {right}"
-    near = max(coarse.get(tensor.name, 1e-4), COARSE.get(tensor.dtype, 0.0))
+    near = tolerance(tensor, coarse)
     wide = tensor.dtype if tensor.dtype in COARSE else "(double)"
     mine, right = (f"{wide}({x})" if wide in COARSE else f"{wide}{x}" for x in (mine, right))
     same = f"{mine} == {right} || ({mine} != {mine} && {right} != {right})"
     near_by = f"fabs({mine} - {right}) <= {near} * (1 + fabs({right}))"
     return f"!({same} || {near_by})"
-
-
-def _elements(tensor: TensorInfo) -> int:
-    return math.prod(int(d) for d in tensor.shape)
-
-
-def nbytes(tensor: TensorInfo) -> int:
-    """Return the size of an input or output in bytes."""
-    return _elements(tensor) * np.dtype(tensor.dtype).itemsize
 
 
 _COMPILERS = {

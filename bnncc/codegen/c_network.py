@@ -201,10 +201,8 @@ def build(
     """
     made = _built(module, target, name, inputs, outputs, caller, row_wise)
     scratch = made.kernels.scratch
-    most = max(scratch, key=scratch.__getitem__, default="")
-    if (
-        most.removeprefix(f"{made.prefix}_") in made.order.variants
-    ):  # it may need more than it saves
+    most = max(scratch, key=scratch.__getitem__, default="").removeprefix(f"{made.prefix}_")
+    if most in made.order.variants:  # the scratch memory of a band may be more than bands save
         whole = _built(module, target, name, inputs, outputs, caller, False)
         return min(whole, made, key=lambda one: one.sizes.arena)
     return made

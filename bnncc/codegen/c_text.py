@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
+from bnncc.ir.halves import COARSE
+from bnncc.runtime.compare import RELATIVE
 from bnncc.runtime.manifest import TensorInfo
 
 ALIGNMENT = 64
@@ -247,10 +249,24 @@ def extents(tensor: TensorInfo) -> str:
     return " x ".join(map(str, tensor.shape)) or "1"
 
 
-def _elements(tensor: TensorInfo) -> int:
+def elements(tensor: TensorInfo) -> int:
+    """Return the number of elements of an input or output."""
     return math.prod(int(d) for d in tensor.shape)
 
 
 def nbytes(tensor: TensorInfo) -> int:
     """Return the size of an input or output in bytes."""
-    return _elements(tensor) * np.dtype(tensor.dtype).itemsize
+    return elements(tensor) * itemsize(tensor.dtype)
+
+
+def tolerance(output: TensorInfo, coarse: Mapping[str, float]) -> float:
+    """Return how far check programs let a float output be off: relative, or absolute below 1.
+
+    Parameters
+    ----------
+    output : TensorInfo
+        The output.
+    coarse : mapping of str to float
+        Tolerance of outputs that are computed in half precision.
+    """
+    return max(coarse.get(output.name, RELATIVE), COARSE.get(output.dtype, 0.0))

@@ -11,7 +11,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from bnncc.codegen import arena, memory, pipeline, row_wise
+from bnncc.codegen import arena, memory, row_wise
 from bnncc.codegen.arena import aligned
 from bnncc.codegen.c_text import Call, Order, Place
 from bnncc.codegen.row_wise import VALUE, Chain, Program, Traced, Value
@@ -19,12 +19,16 @@ from bnncc.errors import TargetError
 from bnncc.schedules import weight_orders
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.definitions import define
+from bnncc.topi_binary.signature import spec_of
 from bnncc.topi_binary.spec import BinaryConv2d, Spec, from_json
+
+Planned = tuple[Order, dict[str, tirx.PrimFunc]]
+"""The calls of a network, and definitions of the kernels for bands."""
 
 
 def planned(
     module: tvm.IRModule, given: Sequence[str], made: Sequence[str], target: TargetSpec | None
-) -> tuple[Order, dict[str, tirx.PrimFunc]]:
+) -> Planned:
     """Return the calls of ``main`` with the place of every tensor.
 
     Parameters
@@ -62,10 +66,6 @@ def planned(
     if not (chains := row_wise.chosen(trace.program, fits)):
         return whole
     return smaller(whole, _placed(trace, chains))
-
-
-Planned = tuple[Order, dict[str, tirx.PrimFunc]]
-"""What `planned` returns."""
 
 
 def smaller(whole: Planned, chained: Planned) -> Planned:
@@ -160,9 +160,8 @@ class _Trace:
         return place
 
     def _call(self, kernel: str, args: list[Place]) -> None:
-        attrs = self._module[kernel].attrs or {}
-        spec = from_json(str(attrs[pipeline.SPEC])) if pipeline.SPEC in attrs else None
-        call = Traced(kernel, spec, args)
+        text = spec_of(self._module[kernel])
+        call = Traced(kernel, from_json(text) if text else None, args)
         fresh = iter(call.args[len(call.ins) :])
         for over in call.over:
             if over < 0:
@@ -195,7 +194,7 @@ class _Variants:
         return self.names[key]
 
 
-def _placed(trace: _Trace, chains: Sequence[Chain]) -> tuple[Order, dict[str, tirx.PrimFunc]]:
+def _placed(trace: _Trace, chains: Sequence[Chain]) -> Planned:
     """Plan the arena, and give the calls the places of all tensors; as for `planned`."""
     program = trace.program
     spans, shared = row_wise.spans(program, chains)
@@ -220,8 +219,8 @@ def _placed(trace: _Trace, chains: Sequence[Chain]) -> tuple[Order, dict[str, ti
         order.rows[one.first : one.last + 1] = one.units
     for number, call in enumerate(program.calls):
         if number in by_first:
-            found = row_wise.statements(by_first[number], place, offsets, variants)
-            order.statements += found
+            writer = row_wise.Writer(by_first[number], place, offsets, variants)
+            order.statements += writer.statements()
         elif not order.rows[number]:
             order.statements.append(Call(call.kernel, tuple(map(place, call.args))))
     order.copies = [(to, place(origin), size) for to, origin, size in trace.copies]

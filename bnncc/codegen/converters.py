@@ -13,6 +13,7 @@ from bnncc.codegen import products, row_functions
 from bnncc.errors import UnsupportedOp
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import NARROW
+from bnncc.ir.moves import inverse
 from bnncc.ir.resize import Taps, taps
 from bnncc.ir.rows import ROTARY, ROW_NORM, ROW_SOFTMAX, SWISH
 from bnncc.topi_binary.layout import LANES
@@ -98,10 +99,9 @@ def _resized(x: relax.Expr, table: Taps, rank: int, dtype: str) -> relax.Expr:
         for k in range(count):
             np.add.at(matrix, (table.index[:, k], rows), table.weight[:, k])
         order = [k for k in range(rank) if k != table.axis] + [table.axis]
-        back = [int(k) for k in np.argsort(order)]
         turned = relax.op.permute_dims(x, order)
         product = relax.op.matmul(turned, relax.const(matrix.astype(dtype), dtype))
-        return relax.op.permute_dims(product, back)
+        return relax.op.permute_dims(product, inverse(order))
     column = [-1 if k == table.axis else 1 for k in range(rank)]
     total = None
     for k in range(count):

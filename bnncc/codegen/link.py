@@ -284,9 +284,5 @@ def _elf_linkers(arch: str, here: bool, options: tuple[str, ...]) -> Iterator[li
 
 def available(triple: str) -> bool:
     """Whether there is a linker for the machine of a target triple."""
-    return next(_linkers(triple, ()), None) is not None
-
-
-def has_wasm_linker() -> bool:
-    """Whether there is a linker for WebAssembly."""
-    return next(_wasm_linkers(), None) is not None
+    commands = _wasm_linkers() if triple.startswith("wasm32") else _linkers(triple, ())
+    return next(commands, None) is not None

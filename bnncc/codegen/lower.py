@@ -15,9 +15,9 @@ from tvm import relax, te, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from bnncc.codegen import converters, guards, in_place, ops
-from bnncc.errors import ModelError, UnsupportedOp
+from bnncc.errors import ModelError, UnsupportedOp, message_lines
 from bnncc.ir.demands import WHOLE_MOVES, Demand, demands, integer_ranges, limits_of_inputs, met
-from bnncc.ir.dims import Dim, evaluated
+from bnncc.ir.dims import Dim, evaluated, is_static
 from bnncc.ir.evaluate import OPSET
 from bnncc.ir.fold import find_sizes
 from bnncc.ir.graph import Graph, Node, TensorType
@@ -177,7 +177,7 @@ class _Lowering:
         TVM's converter loses elements if a start counts from the end and the end is open.
         """
         names = list(node.inputs)
-        if node.op != "Slice" or any(i not in self.graph.constants for i in names[1:] if i):
+        if node.op != "Slice" or self.graph.computed(names[1:]):
             return names
         shape = self.graph.types[names[0]].shape
         start, end = (self.graph.constants[i].astype(np.int64) for i in names[1:3])
@@ -288,7 +288,7 @@ class _Lowering:
         try:
             made = self.bb.normalize(convert(self.bb, args, attrs, [self.values, {}]))
         except Exception as error:
-            said = str(error).strip().splitlines() or [type(error).__name__]
+            said = message_lines(error)
             raise UnsupportedOp(
                 f"{where}: TVM's importer cannot convert it: {said[-1][:160]}"
             ) from error
@@ -321,7 +321,7 @@ class _Lowering:
     def _guard(self, demand: Demand, args: Any) -> None:
         """Insert a check of an operand."""
         k = demand.position
-        static = all(isinstance(size, int) for size in demand.sizes)
+        static = is_static(demand.sizes)
         if static and demand.operand in self.graph.constants:
             raise ModelError(
                 f"{self.graph.source}: {demand}",

@@ -84,68 +84,90 @@ def plan(module: tvm.IRModule) -> Plan:
     module : tvm.IRModule
         After TVM's ``StaticPlanBlockMemory``.
     """
-    sizes: list[int] = []  # of storages
-    places: list[int] = []  # storage of each tensor
-    tensors: dict[Any, frozenset[int]] = {}  # by variable
-    fields: dict[Any, Any] = {}
-    uses: dict[int, list[int]] = {}  # kernels that use a storage
-    written: set[int] = set()
-    seen: list[tuple[str, int, int]] = []
+    trace, main = _Trace(), module["main"].body
+    for block in main.blocks:
+        for binding in block.bindings:
+            trace.binding(binding.var, binding.value)
+    trace.used(main.body, len(trace.calls) - 1)
+    spans = [(trace.sizes[storage], at[0], at[-1]) for storage, at in trace.uses.items()]
+    calls = tuple(
+        Call(name, reads, writes, sum(size for size, first, last in spans if first <= i <= last))
+        for i, (name, reads, writes) in enumerate(trace.calls)
+    )
+    return Plan(calls, sum(trace.sizes))
 
-    def held(expr: Any) -> frozenset[int]:
+
+class _Trace:
+    """The storages of a network, and the calls that use them.
+
+    Attributes
+    ----------
+    sizes : list of int
+        Of the storages, in bytes.
+    uses : dict of int to list of int
+        By storage: the numbers of the calls that use it, in order.
+    calls : list of (str, int, int)
+        Kernels, with the sizes of the tensors that they read and write.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.uses: dict[int, list[int]] = {}
+        self.calls: list[tuple[str, int, int]] = []
+        self._storages: dict[Any, int] = {}  # by variable
+        self._places: list[int] = []  # storage of each tensor
+        self._tensors: dict[Any, frozenset[int]] = {}  # by variable
+        self._fields: dict[Any, Any] = {}  # of tuples, by variable
+        self._written: set[int] = set()
+
+    def binding(self, var: Any, value: Any) -> None:
+        """Read one binding."""
+        name = getattr(getattr(value, "op", None), "name", "")
+        if name == "relax.memory.alloc_storage":
+            self._storages[var] = len(self.sizes)
+            self.sizes.append(product(value.args[0].values))
+        elif name == "relax.memory.alloc_tensor":
+            self._tensors[var] = self._allocate(self._storages[value.args[0]])
+        elif name == "relax.builtin.alloc_tensor":
+            self.sizes.append(tensor_bytes(value.ty))
+            self._tensors[var] = self._allocate(len(self.sizes) - 1)
+        elif isinstance(value, relax.TupleGetItem):
+            whole = self._fields.get(value.tuple_value)
+            self._tensors[var] = self._held(whole[value.index] if whole else value.tuple_value)
+        elif isinstance(value, relax.Call):
+            held = frozenset[int]().union(*map(self._held, value.args))
+            self._tensors[var] = held  # a view, if anything
+            if isinstance(value.op, tvm.ir.GlobalVar):
+                self._call(value)
+        else:
+            self._tensors[var] = self._held(value)
+            if isinstance(value, relax.Tuple):
+                self._fields[var] = value.fields
+
+    def used(self, expr: Any, call: int) -> None:
+        """Note that a call uses the tensors of an expression."""
+        for tensor in self._held(expr):
+            self.uses.setdefault(self._places[tensor], []).append(call)
+
+    def _held(self, expr: Any) -> frozenset[int]:
         if isinstance(expr, relax.Tuple):
-            return frozenset().union(*map(held, expr.fields))
-        return tensors.get(expr, frozenset())
+            return frozenset[int]().union(*map(self._held, expr.fields))
+        return self._tensors.get(expr, frozenset())
 
-    def used(expr: Any, kernel: int) -> None:
-        for tensor in held(expr):
-            uses.setdefault(places[tensor], []).append(kernel)
+    def _allocate(self, storage: int) -> frozenset[int]:
+        self._places.append(storage)
+        return frozenset([len(self._places) - 1])
 
-    def allocate(storage: int) -> frozenset[int]:
-        places.append(storage)
-        return frozenset([len(places) - 1])
-
-    def call(value: Any) -> None:
+    def _call(self, value: Any) -> None:
         reads = writes = 0
         for arg in value.args:
             if isinstance(arg, relax.Var) and isinstance(arg.ty, relax.TensorType):
-                fresh = bool(held(arg) - written)
+                fresh = bool(self._held(arg) - self._written)
                 writes += tensor_bytes(arg.ty) * fresh
                 reads += tensor_bytes(arg.ty) * (not fresh)
-            used(arg, len(seen))
-        written.update(*map(held, value.args))
-        seen.append((value.op.name_hint, reads, writes))
-
-    storages: dict[Any, int] = {}
-    for block in module["main"].body.blocks:
-        for binding in block.bindings:
-            var, value = binding.var, binding.value
-            name = getattr(getattr(value, "op", None), "name", "")
-            if name == "relax.memory.alloc_storage":
-                storages[var] = len(sizes)
-                sizes.append(product(value.args[0].values))
-            elif name == "relax.memory.alloc_tensor":
-                tensors[var] = allocate(storages[value.args[0]])
-            elif name == "relax.builtin.alloc_tensor":
-                sizes.append(tensor_bytes(value.ty))
-                tensors[var] = allocate(len(sizes) - 1)
-            elif isinstance(value, relax.TupleGetItem):
-                whole = fields.get(value.tuple_value)
-                tensors[var] = held(whole[value.index] if whole else value.tuple_value)
-            elif isinstance(value, relax.Call):
-                tensors[var] = frozenset().union(*map(held, value.args))  # a view, if anything
-                if isinstance(value.op, tvm.ir.GlobalVar):
-                    call(value)
-            else:
-                tensors[var] = held(value)
-                if isinstance(value, relax.Tuple):
-                    fields[var] = value.fields
-    used(module["main"].body.body, len(seen) - 1)
-    calls = tuple(
-        Call(name, reads, writes, sum(sizes[s] for s, at in uses.items() if at[0] <= i <= at[-1]))
-        for i, (name, reads, writes) in enumerate(seen)
-    )
-    return Plan(calls, sum(sizes))
+            self.used(arg, len(self.calls))
+        self._written.update(*map(self._held, value.args))
+        self.calls.append((value.op.name_hint, reads, writes))
 
 
 @contextmanager

@@ -18,14 +18,13 @@ from bnncc.codegen.arguments import mark_trusting
 from bnncc.codegen.ops import register
 from bnncc.codegen.outputs import with_outputs
 from bnncc.codegen.sizes import SortSizes
+from bnncc.errors import message_lines
 from bnncc.ir import dims
 from bnncc.records.database import Records
 from bnncc.targets.gpus import shared_bytes
 from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary.signature import spec_of
 from bnncc.topi_binary.spec import OPERATORS
-
-SPEC = "bnncc.spec"
-"""Attribute of bnncc's own PrimFuncs."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def legalize(module: tvm.IRModule, target: TargetSpec) -> tvm.IRModule:
     Returns
     -------
     tvm.IRModule
-        ``main`` calls PrimFuncs; our own have the attribute `SPEC`.
+        ``main`` calls PrimFuncs; our own have the attribute `SPEC_ATTR`.
     """
     register()
     ours = [f"relax.bnncc.{name}" for name in OPERATORS]
@@ -132,7 +131,7 @@ def schedule(
     for var, func in module.functions_items():
         if not isinstance(func, tirx.PrimFunc):
             continue
-        if func.attrs is not None and SPEC in func.attrs:
+        if spec_of(func):
             out[var], recorded = _ours(func, target, threads, records)
             tuned |= {var.name_hint} if recorded else set()
         else:
@@ -154,13 +153,13 @@ def _ours(
     func: tirx.PrimFunc, target: TargetSpec, threads: int, records: Records | None
 ) -> tuple[tirx.PrimFunc, bool]:
     """Schedule one of our kernels, from a record if there is one that applies."""
-    found = records.find(str(func.attrs[SPEC]), threads) if records is not None else None
+    found = records.find(spec_of(func), threads) if records is not None else None
     if found is not None and records is not None:
         point, where = found
         try:
             return schedules.schedule(func, target, threads, point), True
         except Exception as error:  # of another version, or damaged: not fatal
-            reason = str(error).strip().splitlines() or [type(error).__name__]
+            reason = message_lines(error)
             records.stale.append(f"{where}: {reason[-1]}")
     return schedules.schedule(func, target, threads), False
 
@@ -186,7 +185,7 @@ def kernel_calls(module: tvm.IRModule) -> list[KernelCall]:
             ):
                 continue
             func = module[value.args[0]]
-            spec = str(func.attrs[SPEC]) if func.attrs is not None and SPEC in func.attrs else ""
+            spec = spec_of(func)
             made = value.ty
             outs = list(made.fields) if isinstance(made, relax.TupleType) else [made]
             if value.op.name == "relax.call_tir_inplace":

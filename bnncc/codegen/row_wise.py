@@ -15,7 +15,7 @@ at most a few variants of a kernel, and a loop calls those of the middle.
 An operand in NCHW does not have its rows in one piece: they are collected before each call. A
 result that would overwrite an operand is stored apart, because a window may still read it.
 
-`chosen` looks for chains that lower the peak of memory; `statements` writes the calls of one.
+`chosen` looks for chains that lower the peak of memory; `Writer` writes the calls of one.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class Chain:
         return low
 
 
-def chain(program: Program, first: int, last: int, rows: int, fits: Fits) -> Chain | None:
+def chained(program: Program, first: int, last: int, rows: int, fits: Fits) -> Chain | None:
     """Return a chain of calls, or None if they cannot run in bands."""
     calls = program.calls[first : last + 1]
     if not all(call.spec is not None and bands.has_bands(call.apart) for call in calls):
@@ -315,7 +315,7 @@ def chosen(program: Program, fits: Fits) -> list[Chain]:
     def made(first: int, last: int, rows: int) -> Chain | None:
         key = first, last, rows
         if key not in known:
-            known[key] = chain(program, first, last, rows, fits)
+            known[key] = chained(program, first, last, rows, fits)
         return known[key]
 
     def peak(chains: Sequence[Chain]) -> tuple[int, int]:
@@ -386,86 +386,79 @@ def spans(program: Program, chains: Sequence[Chain]) -> tuple[dict[Key, Span], l
     return found, shared
 
 
-Variant = Callable[[Traced, Spec], str]
-"""Takes a call and the spec of a band; returns the name of the kernel for it."""
+@dataclass(frozen=True)
+class Writer:
+    """Writes the calls of a chain."""
 
+    chain: Chain
+    place: Callable[[Place], Place]
+    """Returns the place of a value, or of a constant or input."""
+    collected: dict[Key, int]
+    """Offsets in the arena of rows that are collected."""
+    variant: Callable[[Traced, Spec], str]
+    """Takes a call and the spec of a band; returns the name of the kernel for it."""
 
-def statements(
-    one: Chain, place: Callable[[Place], Place], collected: dict[Key, int], variant: Variant
-) -> list[Statement]:
-    """Return the calls of a chain.
+    @cached_property
+    def _makers(self) -> dict[int, tuple[int, int]]:
+        """For each value made in the chain, its call, and its index among the call's tensors."""
+        return {out.offset: (k, number)
+                for k, call in enumerate(self.chain.calls)
+                for number, out in enumerate(call.outs, len(call.ins))}  # fmt: skip
 
-    Parameters
-    ----------
-    one : Chain
-        The chain.
-    place : callable
-        Returns the place of a value, or of a constant or input.
-    collected : dict
-        Offsets in the arena of rows that are collected.
-    variant : callable
-        Returns the name of the kernel for a band.
-    """
-    makers = {out.offset: (k, number)
-              for k, call in enumerate(one.calls)
-              for number, out in enumerate(call.outs, len(call.ins))}  # fmt: skip
-    turns: list[list[list[list[Step]]]] = []  # by turn, call, and part of a band
-    for turn in one.turns:
-        turns.append([[_part(one, k, turn, rows, place, collected, makers, variant)
-                       for rows in one.parts(k, turn)] for k in range(len(one.calls))])  # fmt: skip
-        turns[-1].append([_kept(one, turn, place, makers)])
-    return _looped(turns)
+    def statements(self) -> list[Statement]:
+        """Return the calls of all bands, and the copies that they need."""
+        turns: list[list[list[list[Step]]]] = []  # by turn, call, and part of a band
+        for turn in self.chain.turns:
+            turns.append([[self._part(k, turn, rows) for rows in self.chain.parts(k, turn)]
+                          for k in range(len(self.chain.calls))])  # fmt: skip
+            turns[-1].append([self._kept(turn)])
+        return _looped(turns)
 
+    def _part(self, k: int, turn: int, rows: range) -> list[Step]:
+        """Return the call of a kernel for some rows of its results, and copies before it."""
+        chain, call, part = self.chain, self.chain.calls[k], self.chain.band(k, rows)
+        assert part is not None  # as `chained` has found
+        items: list[Step] = []
+        args = []
+        for number, operand in enumerate((*call.ins, *call.outs)):
+            by = call.kinds[number] if number < len(call.ins) else bands.OUTPUT
+            here = self.place(operand)
+            if (k, number) in chain.collected:
+                read, above, below = call.reads(rows)
+                line, pieces = call.row_bytes(number), call.shapes[0][0][1] if call.scattered else 1
+                to = Place("base", here.dtype, self.collected[chain.first + k, number])
+                args.append(to)
+                if k in chain.padded and above + below:
+                    items.append(Clear(to, pieces * part.height * line))
+                to = replace(to, offset=to.offset + above * line * (k in chain.padded))
+                origin = replace(here, offset=here.offset + read.start * line)
+                apart = part.height * line, call.apart.height * line
+                items.append(Move(to, origin, len(read) * line, pieces, apart))
+                continue
+            start = 0
+            if by == bands.CLASSES:
+                start = bands.class_of(call.apart, rows.start) * itemsize(here.dtype)
+            elif by:
+                start = call.needs(by, rows).start * call.row_bytes(number)
+                if operand.root == VALUE and operand.offset in chain.buffers:
+                    base = chain.base(self._makers[operand.offset][0], operand.offset, turn)
+                    start -= base * call.row_bytes(number)
+            args.append(replace(here, offset=here.offset + start))
+        return [*items, Call(self.variant(call, part), tuple(args))]
 
-def _part(
-    one: Chain, k: int, turn: int, rows: range, place: Callable[[Place], Place],
-    collected: dict[Key, int], makers: dict[int, tuple[int, int]], variant: Variant,
-) -> list[Step]:  # fmt: skip
-    """Return the call of a kernel for some rows of its results, and the copies that it needs."""
-    call, part = one.calls[k], one.band(k, rows)
-    assert part is not None  # as `chain` has found
-    items: list[Step] = []
-    args = []
-    for number, operand in enumerate((*call.ins, *call.outs)):
-        by = call.kinds[number] if number < len(call.ins) else bands.OUTPUT
-        here = place(operand)
-        if (k, number) in one.collected:
-            read, above, below = call.reads(rows)
-            line, pieces = call.row_bytes(number), call.shapes[0][0][1] if call.scattered else 1
-            to = Place("base", here.dtype, collected[one.first + k, number])
-            args.append(to)
-            if k in one.padded and above + below:
-                items.append(Clear(to, pieces * part.height * line))
-            to = replace(to, offset=to.offset + above * line * (k in one.padded))
-            origin = replace(here, offset=here.offset + read.start * line)
-            apart = part.height * line, call.apart.height * line
-            items.append(Move(to, origin, len(read) * line, pieces, apart))
-            continue
-        start = 0
-        if by == bands.CLASSES:
-            start = bands.class_of(call.apart, rows.start) * itemsize(here.dtype)
-        elif by:
-            start = call.needs(by, rows).start * call.row_bytes(number)
-            if operand.root == VALUE and operand.offset in one.buffers:
-                base = one.base(makers[operand.offset][0], operand.offset, turn)
-                start -= base * call.row_bytes(number)
-        args.append(replace(here, offset=here.offset + start))
-    return [*items, Call(variant(call, part), tuple(args))]
-
-
-def _kept(
-    one: Chain, turn: int, place: Callable[[Place], Place], makers: dict[int, tuple[int, int]]
-) -> list[Step]:
-    """Return the copies of rows that are needed after a band to the front of their buffers."""
-    items: list[Step] = []
-    for value in one.buffers if turn + 1 < len(one.turns) else ():
-        k, number = makers[value]
-        base, keeps = one.base(k, value, turn), one.base(k, value, turn + 1)
-        size = one.calls[k].row_bytes(number)
-        start = place(one.calls[k].outs[number - len(one.calls[k].ins)])
-        if base < keeps < one.done[k][turn]:
-            items += _shifted(start, (keeps - base) * size, (one.done[k][turn] - keeps) * size)
-    return items
+    def _kept(self, turn: int) -> list[Step]:
+        """Return the copies of rows that are needed after a band to the front of their buffers."""
+        chain, items = self.chain, list[Step]()
+        for value in chain.buffers if turn + 1 < len(chain.turns) else ():
+            k, number = self._makers[value]
+            call, base, keeps = chain.calls[k], *(chain.base(k, value, t) for t in (turn, turn + 1))
+            size = call.row_bytes(number)
+            start = self.place(call.outs[number - len(call.ins)])
+            if base < keeps < chain.done[k][turn]:
+                items += _shifted(
+                    start, (keeps - base) * size, (chain.done[k][turn] - keeps) * size
+                )
+        return items
 
 
 def _shifted(to: Place, distance: int, size: int) -> list[Step]:

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 
 from bnncc._version import __version__
 from bnncc.codegen.c_network import CHECK
-from bnncc.codegen.c_text import ALIGNMENT, PLACES, Named, Sizes
-from bnncc.ir.halves import COARSE
+from bnncc.codegen.c_text import ALIGNMENT, PLACES, Named, Sizes, extents, harmless, tolerance
 from bnncc.targets.spec import TargetSpec
 
 ARRAYS = {
@@ -149,30 +148,36 @@ def module(
     prefix: str, name: str, target: str, sizes: Sizes, given: Named, made: Named, wasm: bytes
 ) -> str:
     """Return ``NAME.mjs``, with the functions that `wasm` imports from it."""
-    types = dict.fromkeys(tensor.dtype for _, tensor in (*given, *made))
     needed = [name for name in FUNCTIONS if b"\x03env" + _named(name) in wasm]
     texts = {
-        "NAME": _harmless(name),
+        "NAME": harmless(name),
         "TARGET": target,
         "VERSION": __version__,
         "ALIGN": str(ALIGNMENT),
         "BYTES": str(sizes.arena),
         "INPUTS": _described(given),
         "OUTPUTS": _described(made),
-        "TYPES": ", ".join(f"{kind}: {ARRAYS[kind]}" for kind in types),
+        "TYPES": _array_types(given, made),
         "ENV": ", ".join(f"{name}: {FUNCTIONS[name]}" for name in needed),
         "RUN": f"{prefix}_run",
         "WASM": f"{prefix}.wasm",
     }
-    return re.sub(r"\b[A-Z]+\b", lambda word: texts.get(word[0], word[0]), _MODULE)
+    return _filled(_MODULE, texts)
 
 
 def _named(name: str) -> bytes:
     return bytes([len(name)]) + name.encode()
 
 
-def _harmless(text: str) -> str:
-    return re.sub(r"[^ -~]|\*/", "?", text)
+def _filled(template: str, texts: Mapping[str, str]) -> str:
+    """Replace the words in capitals that have a text."""
+    return re.sub(r"\b[A-Z]+\b", lambda word: texts.get(word[0], word[0]), template)
+
+
+def _array_types(given: Named, made: Named) -> str:
+    """Return the array type of each type of tensor, as fields of an object."""
+    types = dict.fromkeys(tensor.dtype for _, tensor in (*given, *made))
+    return ", ".join(f"{kind}: {ARRAYS[kind]}" for kind in types)
 
 
 def _described(tensors: Named) -> str:
@@ -224,15 +229,13 @@ def declarations(prefix: str, given: Named, made: Named) -> str:
 
     def fields(tensors: Named) -> str:
         return "\n".join(
-            f"  /** {' x '.join(map(str, t.shape)) or '1'} */\n"
-            f"  {json.dumps(n)}: {ARRAYS[t.dtype]};"
-            for n, t in tensors
+            f"  /** {extents(t)} */\n  {json.dumps(n)}: {ARRAYS[t.dtype]};" for n, t in tensors
         )
 
     texts = {
         "NAME": prefix, "VERSION": __version__, "INPUTS": fields(given), "OUTPUTS": fields(made),
     }  # fmt: skip
-    return re.sub(r"\b[A-Z]+\b", lambda word: texts.get(word[0], word[0]), _DECLARATIONS)
+    return _filled(_DECLARATIONS, texts)
 
 
 _CHECK_PROGRAM = """\
@@ -296,26 +299,21 @@ def program(
     coarse : mapping of str to float
         Tolerance of half-precision outputs.
     """
-    types = dict.fromkeys(tensor.dtype for _, tensor in (*given, *made))
-    near = {
-        name: max(coarse.get(t.name, 1e-4), COARSE.get(t.dtype, 0.0))
-        for name, t in made
-        if "float" in t.dtype
-    }
+    near = {name: tolerance(t, coarse) for name, t in made if "float" in t.dtype}
     texts = {
         "MODULE": prefix,
         "KEPT": json.dumps(kept),
         "NEAR": json.dumps(near),
-        "ARRAYS": ", ".join(f"{kind}: {ARRAYS[kind]}" for kind in types),
+        "ARRAYS": _array_types(given, made),
     }
-    text = re.sub(r"\b[A-Z]+\b", lambda word: texts.get(word[0], word[0]), _CHECK_PROGRAM)
+    text = _filled(_CHECK_PROGRAM, texts)
     return text.replace("CHECK${", f"{CHECK}${{").replace("}AT`", f"}}{PLACES}`")
 
 
 def readme(prefix: str, name: str, target: TargetSpec, sizes: Sizes, wasm: bytes) -> str:
     """Return ``README.md``."""
     return f"""\
-# {_harmless(name)} for {target.name}
+# {harmless(name)} for {target.name}
 
 The network in WebAssembly: code and weights in one file, and a module of JavaScript that calls it,
 in browsers and in Node. What the engine must have: {", ".join(target.features)}.

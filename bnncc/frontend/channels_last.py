@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from bnncc.errors import ShapeError
+from bnncc.ir.dims import is_static
 from bnncc.ir.graph import Node
+from bnncc.ir.numeric import window_spans
 from bnncc.ir.pieces import Expression, Reader
 
 MAX_TAPS = 1024
@@ -86,7 +88,7 @@ def im2col(write: Expression) -> tuple[str, Columns]:
     node, shape, where = write.node, write.type().shape, write.where
     attrs = window(node)
     kernel, strides, dilations = (attrs[k] for k in ("kernel_shape", "strides", "dilations"))
-    if len(shape) != 4 or not all(isinstance(d, int) for d in shape[1:]):
+    if len(shape) != 4 or not is_static(shape[1:]):
         raise ShapeError(f"{where}: input of shape {list(shape)}, expected known sizes NHWC")
     if kernel[0] * kernel[1] > MAX_TAPS:
         raise ShapeError(f"{where}: {kernel[0]}x{kernel[1]} taps, expected at most {MAX_TAPS}")
@@ -97,7 +99,7 @@ def im2col(write: Expression) -> tuple[str, Columns]:
         value = write.constant(float(node.attrs.get("pad_value", 0)))
         x = write("Pad", x, around, value, mode="constant")
     sizes = (int(shape[1]) + top + bottom, int(shape[2]) + left + right)
-    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    spans = window_spans(kernel, dilations)
     if any(size < span for size, span in zip(sizes, spans, strict=True)):
         raise ShapeError(
             f"{where}: kernel spans {spans}, larger than the padded image {list(sizes)}"

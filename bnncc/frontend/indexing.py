@@ -9,7 +9,9 @@ import numpy as np
 from onnx import helper
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
-from bnncc.ir.numeric import pooled_sizes, window
+from bnncc.ir.dims import is_static
+from bnncc.ir.nodechecks import checked_axis
+from bnncc.ir.numeric import pooled_sizes, window, window_spans
 from bnncc.ir.pieces import Expression
 
 MAX_TAPS = 1024
@@ -17,10 +19,7 @@ MAX_TAPS = 1024
 
 
 def _axis(write: Expression, key: str, default: int, rank: int) -> int:
-    axis = int(write.node.attrs.get(key, default))
-    if not -rank <= axis < rank:
-        raise ShapeError(f"{write.where}: `{key}` is {axis}, the input has {rank} axes")
-    return axis % rank
+    return checked_axis(int(write.node.attrs.get(key, default)), rank, write.where, key)
 
 
 def _reverse_sequence(write: Expression) -> None:
@@ -83,7 +82,7 @@ def _max_pool(write: Expression) -> None:
         )
     pooled = write.as_is("MaxPool", node.inputs[0], **_plain(attrs))
     strides, dilations, pads = window(attrs, shape[2:], kernel)
-    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    spans = window_spans(kernel, dilations)
     outs = pooled_sizes(shape[2:], spans, strides, pads, bool(attrs.get("ceil_mode")))
     order = [1] * rank  # strides along each axis
     sizes = shape[2:]
@@ -206,8 +205,7 @@ def _cumulative_product(write: Expression) -> None:
     value = write.fixed(1)
     shape, dtype, attrs = write.shape(), write.type().dtype, write.node.attrs
     axis = 0 if value is None else int(value.reshape(-1)[0])
-    if not -len(shape) <= axis < len(shape):
-        raise ShapeError(f"{write.where}: `axis` is {axis}, the input has {len(shape)} axes")
+    axis = checked_axis(axis, len(shape), write.where)
     count = shape[axis]
     if count > MAX_TAPS:
         raise UnsupportedOp(f"{write.where}: {count} factors, expected at most {MAX_TAPS}")
@@ -244,7 +242,7 @@ def _space_to_depth(write: Expression) -> None:
     if mode != "CRD":
         raise ModelError(f"{write.where}: `mode` is {mode!r}, expected DCR or CRD")
     block, shape = int(write.node.attrs["blocksize"]), write.type().shape[1:]
-    if len(shape) != 3 or block <= 0 or any(not isinstance(d, int) for d in shape):
+    if len(shape) != 3 or block <= 0 or not is_static(shape):
         raise ShapeError(f"{write.where}: expected an image of known size")
     c, h, w = (int(d) for d in shape)
     cut = write.reshape(write.node.inputs[0], 0, c, h // block, block, w // block, block)
@@ -275,7 +273,7 @@ def _pad(write: Expression) -> None:
         [n + min(0, a) + min(0, b) for n, (a, b) in zip(shape, pairs, strict=True)], bool
     )
     inside = np.pad(inside, [(max(0, a), max(0, b)) for a, b in pairs])
-    number = write("Reshape", value, write.constant(np.zeros(0), "int64"))
+    number = write.scalar(value)
     write.give(write("Where", write.constant(inside, "bool"), made, number), 0)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend.linear import INTEGERS
+from bnncc.ir.dims import is_static
 from bnncc.ir.graph import Dim
 from bnncc.ir.pieces import Expression
 
@@ -142,7 +143,7 @@ def _single(write: Expression, number: str, shape: Shape, what: str) -> str:
     """Return a scale or zero point with one element as a scalar."""
     if math.prod(d if isinstance(d, int) else 2 for d in shape) != 1:
         raise ShapeError(f"{write.where}: {what} has shape {list(shape)}, expected one number")
-    return number if not shape else write("Reshape", number, write.constant(np.zeros(0), "int64"))
+    return number if not shape else write.scalar(number)
 
 
 def _column(write: Expression, number: str, shape: Shape, form: list[int], what: str) -> str:
@@ -161,7 +162,7 @@ def _convolution(
     """Return the exact sums of a convolution, their dtype, and the number of output channels."""
     graph, node = write.graph, write.node
     x, w = (graph.types[node.inputs[k]].shape for k in (data[0], weight[0]))
-    if len(x) < 3 or len(w) != len(x) or not all(isinstance(d, int) for d in w):
+    if len(x) < 3 or len(w) != len(x) or not is_static(w):
         raise ShapeError(f"{write.where}: input {list(x)} and weight {list(w)} do not fit together")
     units, rank = int(w[0]), len(x) - 2
     across = [units, *[1] * (rank + 1)]

@@ -18,8 +18,10 @@ from onnx import TensorProto, helper
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend.narrow import CARRIERS, rounded
+from bnncc.ir.dims import is_static
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.infer import NARROW_FLOATS
+from bnncc.ir.nodechecks import checked_axis
 from bnncc.ir.pieces import Expression
 
 INTEGERS = {
@@ -97,7 +99,7 @@ def _cast_type(node: Node) -> str:
 
 def _target(node: Node, graph: Graph) -> str:
     """Return the type that a QuantizeLinear rounds to."""
-    if len(node.inputs) > 2 and node.inputs[2]:
+    if node.input(2):
         return graph.types[node.inputs[2]].dtype
     code = int(node.attrs.get("output_dtype", 0))
     return str(np.dtype(helper.tensor_dtype_to_np_dtype(code)).name) if code else "uint8"
@@ -162,8 +164,8 @@ def _beside(write: Expression, index: int, twin: Callable[[str], str]) -> str:
     number = twin(name) if index == 2 else name
     axis, block = int(node.attrs.get("axis", 1)), int(node.attrs.get("block_size", 0))
     if len(shape) <= 1 and math.prod(d if isinstance(d, int) else 2 for d in shape) == 1:
-        return write("Reshape", number, write.constant(np.zeros(0), "int64")) if shape else number
-    if block and len(shape) == len(data) and all(isinstance(d, int) for d in (*shape, *data)):
+        return write.scalar(number) if shape else number
+    if block and len(shape) == len(data) and is_static((*shape, *data)):
         axis %= len(data)
         count, size = int(shape[axis]), int(data[axis])
         if count != -(-size // block):
@@ -224,7 +226,7 @@ def quantized(write: Expression, twin: Callable[[str], str]) -> str:
 
 def _fixed(node: Node, graph: Graph, narrow: str) -> bool:
     """Whether scale and zero point are constants, and the real side is float32."""
-    if narrow in NARROW_FLOATS or not all(i in graph.constants for i in node.inputs[1:] if i):
+    if narrow in NARROW_FLOATS or graph.computed(node.inputs[1:]):
         return False
     if node.op == "QuantizeLinear":
         return graph.types[node.inputs[0]].dtype in ("float32", "int32")
@@ -243,8 +245,7 @@ def _parameter(write: Expression, index: int) -> np.ndarray:
     axis, block = int(node.attrs.get("axis", 1)), int(node.attrs.get("block_size", 0))
     if value.size == 1:
         return value.reshape(())
-    if not -len(shape) <= axis < len(shape):
-        raise ShapeError(f"{write.where}: `axis` is {axis}, the input has {len(shape)} axes")
+    axis = checked_axis(axis, len(shape), write.where)
     size = shape[axis]
     if block > 0 and value.ndim == len(shape) and isinstance(size, int):
         fits = value.shape[axis] == -(-size // block)

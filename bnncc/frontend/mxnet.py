@@ -63,7 +63,7 @@ def read_mxnet(
         shapes = _input_shapes(symbol, builder, outputs, dict(input_shapes or {}))
         return builder.proto(shapes, outputs, file.name)
     except BnnccError as error:
-        raise type(error)(f"{file}: {error}", hint=error.hint) from None
+        raise error.within(file) from None
 
 
 def is_symbol(path: Path) -> bool:

@@ -48,7 +48,7 @@ def read_params(path: str | os.PathLike[str]) -> dict[str, Array]:
     try:
         return _Reader(data).arrays()
     except ModelError as error:
-        raise type(error)(f"{file}: {error}", hint=error.hint) from None
+        raise error.within(file) from None
 
 
 class _Reader:

@@ -174,7 +174,7 @@ def read_symbol(path: Path) -> Symbol:
     try:
         return _symbol(content)
     except ModelError as error:
-        raise type(error)(f"{path}: {error}", hint=error.hint) from None
+        raise error.within(path) from None
 
 
 def _symbol(content: Any) -> Symbol:

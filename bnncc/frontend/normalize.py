@@ -14,6 +14,7 @@ from onnx import helper
 
 from bnncc.errors import UnsupportedOp
 from bnncc.ir import numeric
+from bnncc.ir.dims import is_static
 from bnncc.ir.graph import Graph, Node
 
 Rule = Callable[[Node, int, Graph], "list[Node] | None"]
@@ -118,7 +119,7 @@ def _split(node: Node, version: int, graph: Graph) -> None:
 
 
 def _dropout(node: Node, version: int, graph: Graph) -> list[Node]:
-    training = graph.constants.get(node.inputs[2]) if len(node.inputs) > 2 else None
+    training = graph.constants.get(node.input(2))
     if len(node.inputs) > 2 and (training is None or bool(training.reshape(-1)[0])):
         raise UnsupportedOp(
             f"Dropout `{node.name}`: is in training mode; export the model after `eval()`"
@@ -246,9 +247,7 @@ def _conv_transpose(node: Node, version: int, graph: Graph) -> None:
     kernel = attrs["kernel_shape"]
     lists = [kernel, *(attrs[k] for k in ("strides", "dilations", "output_padding"))]
     auto = attrs.setdefault("auto_pad", "NOTSET")
-    if not all(isinstance(d, int) for d in (*spatial, *kernel)) or any(
-        len(values) != rank for values in lists
-    ):
+    if not is_static((*spatial, *kernel)) or any(len(values) != rank for values in lists):
         return
     full = [
         int(n - 1) * s + d * (k - 1) + 1 + more

@@ -65,7 +65,7 @@ def load(
     try:
         return _load(proto, folder, source, input_shapes or {}, max_dims or {})
     except BnnccError as error:
-        raise type(error)(f"{source}: {error}", hint=error.hint) from error.__cause__
+        raise error.within(source) from error.__cause__
 
 
 def _load(
@@ -94,28 +94,12 @@ def _load(
     _inputs(proto.graph, graph, input_shapes)
     _bounds(graph, max_dims, {p.key: p.value for p in proto.metadata_props})
     graph.outputs = [o.name for o in proto.graph.output]
-    order = Graph(nodes, graph.inputs, graph.outputs, graph.constants, {})
-    try:
-        order.sort()
-    except ValueError as error:
-        stuck = _in_cycle(nodes)
-        raise ModelError(f"{stuck.where}: the graph has a cycle through it") from error
+    order = _in_order(nodes, graph)
     checks.check_finite(order, infinities=False)
     folding = Folder(graph)
     reader = Reader(graph, functions, folder, folding)
     graph.datatypes = declared(proto.graph, graph)
-    read_as = {name: graph.fresh(f"{name}.rounded") for name in graph.datatypes}
-    for name, kind in graph.datatypes.items():
-        for piece in rounded_input(name, read_as[name], kind, graph):
-            folding.emit(piece)
-    for name in graph.inputs:
-        shape, dtype = graph.types[name].shape, graph.types[name].dtype
-        if graph.types[name].static and 0 in shape:  # without elements it is a constant
-            empty = np.zeros([int(d) for d in shape], dtype)
-            read_as[name] = graph.constant(empty, f"{name}.empty")
-            graph.types[name] = TensorType(shape, CARRIERS.get(dtype, dtype))
-        elif dtype in CARRIERS:
-            read_as[name] = reader.narrow_input(name)
+    read_as = _read_as(graph, reader, folding)
     for node in order.nodes:
         node.inputs = [read_as.get(i, i) for i in node.inputs]
         reader.read(node, opsets[id(node)])
@@ -126,6 +110,34 @@ def _load(
     widen(graph)
     checks.check_finite(graph, infinities=True)
     return graph
+
+
+def _in_order(nodes: list[Node], graph: Graph) -> Graph:
+    """Return a graph of nodes that are not read yet, in topological order."""
+    order = Graph(nodes, graph.inputs, graph.outputs, graph.constants, {})
+    try:
+        order.sort()
+    except ValueError as error:
+        stuck = _in_cycle(nodes)
+        raise ModelError(f"{stuck.where}: the graph has a cycle through it") from error
+    return order
+
+
+def _read_as(graph: Graph, reader: Reader, folding: Folder) -> dict[str, str]:
+    """Return what nodes read instead of inputs of few values, narrow types or no elements."""
+    found = {name: graph.fresh(f"{name}.rounded") for name in graph.datatypes}
+    for name, kind in graph.datatypes.items():
+        for piece in rounded_input(name, found[name], kind, graph):
+            folding.emit(piece)
+    for name in graph.inputs:
+        shape, dtype = graph.types[name].shape, graph.types[name].dtype
+        if graph.types[name].static and 0 in shape:
+            empty = np.zeros([int(d) for d in shape], dtype)
+            found[name] = graph.constant(empty, f"{name}.empty")
+            graph.types[name] = TensorType(shape, CARRIERS.get(dtype, dtype))
+        elif dtype in CARRIERS:
+            found[name] = reader.narrow_input(name)
+    return found
 
 
 def _initializers(

@@ -21,6 +21,7 @@ import numpy as np
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.frontend.channels_last import FIRST, LAST, bipolar, matches
 from bnncc.ir.graph import Node
+from bnncc.ir.moves import inverse
 from bnncc.ir.pieces import Expression, Reader
 from bnncc.ir.quantizers import MULTI_THRESHOLD, PLAIN, QUANT, ROUNDING, integer_range
 from bnncc.ir.shaperules import broadcast
@@ -192,7 +193,7 @@ def _multi_threshold(write: Expression) -> str:
     order = [0, axis, *(k for k in range(1, len(shape)) if k != axis)]
     first = write("Transpose", x, perm=order)
     counted = write(MULTI_THRESHOLD, first, write.constant(table), **attrs)
-    return write("Transpose", counted, perm=[order.index(k) for k in range(len(order))])
+    return write("Transpose", counted, perm=inverse(order))
 
 
 def _xnor_popcount_matmul(write: Expression) -> str:

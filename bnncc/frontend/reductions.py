@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from bnncc.ir.numeric import pooled_sizes, window
+from bnncc.ir.numeric import pooled_sizes, window, window_spans
 from bnncc.ir.pieces import Expression
 
 _LARGEST = {"float16": 65504.0, "float64": float(np.finfo(np.float64).max)}
@@ -100,10 +100,7 @@ def _log_sum_exp(write: Expression, inputs: list[str], keep: dict[str, int]) -> 
     top = write("Clip", top, *bounds)  # infinities would give NaN
     total = write("ReduceSum", write("Exp", write("Sub", inputs[0], top)), *inputs[1:], **keep)
     if not keep["keepdims"]:
-        if len(inputs) > 1:
-            top = write("Squeeze", top, inputs[1])
-        else:
-            top = write("Reshape", top, write.constant(np.zeros(0), "int64"))
+        top = write("Squeeze", top, inputs[1]) if len(inputs) > 1 else write.scalar(top)
     return write("Add", write("Log", total), top)
 
 
@@ -113,7 +110,7 @@ def _lp_pool(write: Expression) -> None:
     attrs, rank = node.attrs, len(shape) - 2
     kernel = [int(k) for k in attrs["kernel_shape"]]
     strides, dilations, pads = window(attrs, shape[2:], kernel)
-    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    spans = window_spans(kernel, dilations)
     outs = pooled_sizes(shape[2:], spans, strides, pads, bool(attrs.get("ceil_mode")))
     ends = [
         max(0, (o - 1) * s + span - n - low)

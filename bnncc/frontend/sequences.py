@@ -8,6 +8,7 @@ import numpy as np
 
 from bnncc.errors import ShapeError, UnsupportedOp
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.nodechecks import checked_axis
 
 
 def plain_tensors(node: Node, graph: Graph, sequences: MutableMapping[str, list[str]]) -> Node:
@@ -54,11 +55,9 @@ def plain_tensors(node: Node, graph: Graph, sequences: MutableMapping[str, list[
 
 
 def _sizes(node: Node, graph: Graph, where: str) -> list[int]:
-    shape, axis = graph.types[node.inputs[0]].shape, node.attrs.get("axis", 0)
-    if not -len(shape) <= axis < len(shape):
-        raise ShapeError(f"{where}: `axis` is {axis}, the input has {len(shape)} axes")
-    size = shape[axis]
-    split = graph.constants.get(node.inputs[1]) if len(node.inputs) > 1 else None
+    shape = graph.types[node.inputs[0]].shape
+    size = shape[checked_axis(node.attrs.get("axis", 0), len(shape), where)]
+    split = graph.constants.get(node.input(1))
     if not isinstance(size, int) or split is None or split.size == 0:
         raise UnsupportedOp(f"{where}: its sizes are not constant")
     if split.ndim:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from bnncc.errors import ShapeError, UnsupportedOp
+from bnncc.ir import moves
+from bnncc.ir.nodechecks import checked_axis
 from bnncc.ir.pieces import Expression
 
 MAX_LENGTH = 4096
@@ -64,8 +66,10 @@ def _dft(write: Expression) -> None:
     rank = len(shape)
     length, place = write.fixed(1), write.fixed(2)
     axis = -2 if place is None else int(place.reshape(-1)[0])
-    if not -rank <= axis < rank or axis % rank == rank - 1:
-        raise ShapeError(f"{write.where}: `axis` is {axis}, the input has {rank} axes")
+    if checked_axis(axis, rank, write.where) == rank - 1:
+        raise ShapeError(
+            f"{write.where}: `axis` is {axis}, which holds the parts of complex numbers"
+        )
     axis %= rank
     inverse, onesided = bool(attrs.get("inverse")), bool(attrs.get("onesided"))
     have = shape[axis]
@@ -89,8 +93,7 @@ def _dft(write: Expression) -> None:
         made = [_transform(write, parts, (cosine, sine), dtype)[0]]
     else:
         made = list(_transform(write, parts, (cosine, sine), dtype))
-    back = list(np.argsort(order))
-    made = [write("Transpose", part, perm=[int(k) for k in back]) for part in made]
+    made = [write("Transpose", part, perm=moves.inverse(order)) for part in made]
     write.give(_stacked(write, made), 0)
 
 

@@ -56,7 +56,7 @@ def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
     try:
         return translate(parse(data), file.name)
     except BnnccError as error:
-        raise type(error)(f"{file}: {error}", hint=error.hint) from error.__cause__
+        raise error.within(file) from error.__cause__
 
 
 def translate(network: Network, name: str) -> onnx.ModelProto:

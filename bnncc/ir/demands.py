@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bnncc.errors import InputError
+from bnncc.ir.dims import is_static
 from bnncc.ir.graph import Dim, Graph, Node, TensorType
 from bnncc.ir.moves import PERMUTATIONS, REPEATS
 
@@ -255,7 +256,7 @@ def limits_of_inputs(graph: Graph) -> dict[str, Limits]:
         old = found.get(name, Limits())
         if not demand.sizes:
             found[name] = Limits(old.low, old.high, True)
-        elif all(isinstance(size, int) for size in demand.sizes):
+        elif is_static(demand.sizes):
             size = min(int(s) for s in demand.sizes)
             low = -size if demand.wraps else 0
             if len(set(demand.sizes)) > 1:  # each column has its own limits

@@ -21,6 +21,16 @@ MAX_DIM = "bnncc.max_dim."
 _DIM = r" *\w+( *[+*] *\w+)* *"
 
 
+def is_static(dims: Iterable[Dim | None]) -> bool:
+    """Whether every dimension is a number."""
+    return all(isinstance(d, int) for d in dims)
+
+
+def channel_shape(rank: int) -> tuple[int, ...]:
+    """Return the shape in which a vector broadcasts along axis 1, the channels, of `rank` axes."""
+    return (1, -1) + (1,) * (rank - 2)
+
+
 def _terms(dim: Dim) -> Counter[tuple[str, ...]]:
     """Return the coefficient of each product of symbols."""
     if isinstance(dim, int):

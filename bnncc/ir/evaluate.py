@@ -8,6 +8,7 @@ evaluated by `onnx.reference` on a model of one node.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -96,12 +97,10 @@ def evaluate(
         for name in node.inputs:
             left[name] = left.get(name, 0) + 1
     values: dict[str, Array] = {k: np.asarray(v) for k, v in feeds.items()}
+    held = ChainMap(values, graph.constants)
     for node in graph.nodes:
         if not all(o in feeds for o in node.outputs if o):
-            ins = [
-                None if not i else values[i] if i in values else graph.constants[i]
-                for i in node.inputs
-            ]
+            ins = [held[i] if i else None for i in node.inputs]
             outs = evaluate_node(node, ins, graph.types)
             for name, value in zip(node.outputs, outs, strict=False):
                 if name and name not in feeds:
@@ -113,7 +112,7 @@ def evaluate(
         for name in node.outputs:
             if name not in wanted and not left.get(name):
                 values.pop(name, None)
-    return {k: values[k] if k in values else graph.constants[k] for k in wanted}
+    return {k: held[k] for k in wanted}
 
 
 def _reference(node: Node, inputs: Inputs, types: Mapping[str, TensorType]) -> list[Array]:

@@ -123,7 +123,7 @@ class Folder:
         Used for operators that are otherwise decomposed: onnx.reference implements them.
         """
         graph = self.graph
-        if node.op in FUNCTIONS or not all(not i or i in graph.constants for i in node.inputs):
+        if node.op in FUNCTIONS or graph.computed(node.inputs):
             return False
         try:
             types = infer(node, graph, self.partial)
@@ -187,7 +187,7 @@ class Folder:
 
     def _evaluate(self, node: Node, types: Sequence[TensorType]) -> bool:
         graph = self.graph
-        if not all(not i or i in graph.constants for i in node.inputs):
+        if graph.computed(node.inputs):
             return False
         if not all(t.static for t in types):
             return False
@@ -286,7 +286,7 @@ class Folder:
                 if old is None or not np.array_equal(old, target):
                     node.inputs[1] = graph.constant(target, f"{node.name}.shape")
                 node.attrs.pop("allowzero", None)
-        elif node.op == "Pad" and len(node.inputs) > 3 and node.inputs[3]:
+        elif node.op == "Pad" and node.input(3):
             axes, pads = (graph.constants.get(node.inputs[k]) for k in (3, 1))
             if axes is not None and pads is not None:
                 full = np.zeros((2, len(graph.types[node.inputs[0]].shape)), np.int64)
@@ -302,7 +302,7 @@ class Folder:
         """Record the small form of an elementwise result of small constants."""
         graph = self.graph
         names = [self.small.get(i, i) for i in node.inputs]
-        if names == node.inputs or any(i and i not in graph.constants for i in names):
+        if names == node.inputs or graph.computed(names):
             return
         value = evaluate_node(node, [graph.constants[i] if i else None for i in names])[0]
         if value.size <= SMALL:

@@ -19,7 +19,7 @@ import numpy as np
 from bnncc.errors import ShapeError
 from bnncc.ir.datatypes import Datatype
 from bnncc.ir.dims import Dim as Dim
-from bnncc.ir.dims import at_one
+from bnncc.ir.dims import at_one, is_static
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TensorType:
     @property
     def static(self) -> bool:
         """Whether every dimension is a number."""
-        return all(isinstance(d, int) for d in self.shape)
+        return is_static(self.shape)
 
 
 @dataclass(eq=False)
@@ -57,6 +57,10 @@ class Node:
     def where(self) -> str:
         """Description of the node for messages."""
         return f"{self.op} `{self.name}`"
+
+    def input(self, number: int) -> str:
+        """Return the name of an input; ``""`` if it is absent."""
+        return self.inputs[number] if number < len(self.inputs) else ""
 
 
 @dataclass(eq=False)
@@ -102,6 +106,10 @@ class Graph:
                 if name:
                     table.setdefault(name, []).append(node)
         return table
+
+    def computed(self, names: Iterable[str]) -> list[str]:
+        """Return those of `names` that are neither absent (``""``) nor constants."""
+        return [name for name in names if name and name not in self.constants]
 
     def tips(self, names: Collection[str]) -> set[str]:
         """Return those of `names` that are outputs, or read to compute tensors outside `names`."""
@@ -179,11 +187,7 @@ class Graph:
     def symbolic_as_one(self) -> dict[str, tuple[Dim, ...]]:
         """Return the shapes of inputs with symbolic dimensions, with 1 for each symbol."""
         shapes = {name: self.types[name].shape for name in self.inputs}
-        return {
-            name: at_one(shape)
-            for name, shape in shapes.items()
-            if not all(isinstance(d, int) for d in shape)
-        }
+        return {name: at_one(shape) for name, shape in shapes.items() if not is_static(shape)}
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)

@@ -70,6 +70,6 @@ def rounds_integer_sums(node: Node, graph: Graph, producers: Mapping[str, Node])
             return True
         if made.op not in _BETWEEN:
             return False
-        data = [i for i in made.inputs if i and i not in graph.constants]
+        data = graph.computed(made.inputs)
         name = data[0] if len(data) == 1 else None
     return False

@@ -14,6 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from bnncc.ir.dims import channel_shape
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import COARSE, KINDS, NARROW, ROUND, is_float, spacing
@@ -311,7 +312,7 @@ def _standardised(node: Node, ins: list[Array | None], errs: list[Array], out: A
         )
     )
     if node.op == "InstanceNormalization":
-        scale, bias = (np.reshape(v, (1, -1) + (1,) * (x.ndim - 2)) for v in (scale, bias))
+        scale, bias = (np.reshape(v, channel_shape(x.ndim)) for v in (scale, bias))
     size = np.abs(x) + errs[0]
     size = size + size.mean(axes, keepdims=True)
     apart = np.abs(x - x.mean(axes, keepdims=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 VIEW = "bnncc.View"
 """Operator that reshapes a tensor to its result's type. Not in any file format."""
 
@@ -22,3 +24,8 @@ PARTS = frozenset(("Gather", "Slice", "Split"))
 
 MOVES = PERMUTATIONS | PARTS
 """All values of the result are values of the data; shapes may change."""
+
+
+def inverse(perm: Sequence[int]) -> list[int]:
+    """Return the permutation that undoes `perm`."""
+    return [perm.index(k) for k in range(len(perm))]

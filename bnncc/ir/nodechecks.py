@@ -180,14 +180,25 @@ def _batch_norm(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
         raise ModelError(f"{where}: variance {float(variance.min())} is not positive")
 
 
-def _axis(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
-    rank, axis = len(kinds[0].shape), node.attrs.get("axis", 0)
+def checked_axis(axis: int, rank: int, where: str, key: str = "axis") -> int:
+    """Return an axis counted from the front.
+
+    Raises
+    ------
+    ShapeError
+        If the tensor, which has `rank` axes, does not have it.
+    """
     if not -rank <= axis < rank:
-        raise ShapeError(f"{where}: `axis` is {axis}, the input has {rank} axes")
+        raise ShapeError(f"{where}: `{key}` is {axis}, the input has {rank} axes")
+    return axis % rank
+
+
+def _axis(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
+    checked_axis(node.attrs.get("axis", 0), len(kinds[0].shape), where)
 
 
 def _axes(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
-    axes = graph.constants.get(node.inputs[1]) if len(node.inputs) > 1 else None
+    axes = graph.constants.get(node.input(1))
     rank = len(kinds[0].shape)
     if node.op == "Unsqueeze" and axes is not None:
         rank += axes.size
@@ -228,7 +239,7 @@ def _block(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
 
 def _split(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
     _axis(node, kinds, graph, where)
-    sizes = graph.constants.get(node.inputs[1]) if len(node.inputs) > 1 else None
+    sizes = graph.constants.get(node.input(1))
     size = kinds[0].shape[node.attrs.get("axis", 0)]
     if sizes is None:
         return

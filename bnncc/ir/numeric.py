@@ -13,6 +13,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from bnncc.ir import shaping
+from bnncc.ir.dims import channel_shape
 
 Array = np.ndarray[Any, Any]
 
@@ -153,9 +154,8 @@ def window(
     auto = attrs.get("auto_pad", "NOTSET")
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         pads = [0] * 2 * rank
-        for i in range(rank):
+        for i, span in enumerate(window_spans(kernel, dilations)):
             out = -(-spatial[i] // strides[i])
-            span = (kernel[i] - 1) * dilations[i] + 1
             total = max(0, (out - 1) * strides[i] + span - spatial[i])
             small, large = total // 2, total - total // 2
             pads[i], pads[i + rank] = (small, large) if auto == "SAME_UPPER" else (large, small)
@@ -163,6 +163,11 @@ def window(
     if auto == "VALID":
         return strides, dilations, [0] * 2 * rank
     return strides, dilations, list(attrs.get("pads") or [0] * 2 * rank)
+
+
+def window_spans(kernel: Sequence[int], dilations: Sequence[int]) -> list[int]:
+    """Return how far a window reaches along each axis."""
+    return [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
 
 
 def _pad(x: Array, pads: Sequence[int], value: float = 0) -> Array:
@@ -175,7 +180,7 @@ def _windows(
     x: Array, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> Array:
     """View (batch, channels, *out, *kernel) of a padded (batch, channels, *spatial) array."""
-    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    spans = window_spans(kernel, dilations)
     out = [(n - s) // t + 1 for n, s, t in zip(x.shape[2:], spans, strides, strict=True)]
     steps = x.strides[2:]
     return as_strided(
@@ -336,7 +341,7 @@ def _pool_geometry(
     strides, dilations, pads = window(attrs, spatial, kernel)
     extra = [0] * len(kernel)
     if attrs.get("ceil_mode"):
-        spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+        spans = window_spans(kernel, dilations)
         outs = pooled_sizes(spatial, spans, strides, pads, ceil=True)
         for i, out in enumerate(outs):
             room = spatial[i] + pads[i] + pads[i + len(kernel)] - spans[i]
@@ -383,7 +388,7 @@ def average_pool(x: Array, attrs: dict[str, Any]) -> Array:
 def batch_norm(ins: Sequence[Array], attrs: dict[str, Any]) -> Array:
     """Evaluate inference BatchNormalization in float64, rounded once."""
     x = ins[0]
-    column = (1, -1) + (1,) * (x.ndim - 2)
+    column = channel_shape(x.ndim)
     gamma, beta, mean, var = (v.astype(np.float64).reshape(column) for v in ins[1:5])
     epsilon = float(np.float32(attrs.get("epsilon", 1e-5)))
     scale = gamma / np.sqrt(var + epsilon)

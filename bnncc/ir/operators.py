@@ -12,6 +12,7 @@ from onnx import helper
 
 from bnncc.errors import UnsupportedOp
 from bnncc.ir import numeric, shaping
+from bnncc.ir.dims import channel_shape
 from bnncc.ir.halves import NARROW, ROUND, round_to
 from bnncc.ir.image_bits import IMAGE_BITS, image_bits
 from bnncc.ir.quantizers import (
@@ -216,7 +217,7 @@ def _spatial(x: Array) -> tuple[int, ...]:
 
 def _instance_norm(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
     x = ins[0].astype(np.float64)
-    column = (1, -1) + (1,) * (x.ndim - 2)
+    column = channel_shape(x.ndim)
     mean, var = x.mean(_spatial(x), keepdims=True), x.var(_spatial(x), keepdims=True)
     y = (x - mean) / np.sqrt(var + attrs.get("epsilon", 1e-5))
     return [(y * ins[1].reshape(column) + ins[2].reshape(column)).astype(ins[0].dtype)]

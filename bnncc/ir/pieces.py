@@ -38,7 +38,7 @@ class Expression:
 
     def input(self, k: int) -> str:
         """Return input `k` of the node, or "" if it is absent."""
-        return self.node.inputs[k] if k < len(self.node.inputs) else ""
+        return self.node.input(k)
 
     def type(self, k: int = 0) -> TensorType:
         """Return the type of input `k`."""
@@ -135,6 +135,10 @@ class Expression:
     def reshape(self, x: str, *shape: int) -> str:
         """Return `x` with another shape; 0 keeps a dimension."""
         return self("Reshape", x, self.ints(*shape))
+
+    def scalar(self, x: str) -> str:
+        """Return `x`, which has one element, without axes."""
+        return self("Reshape", x, self.ints())
 
     def squeeze(self, x: str, *axes: int) -> str:
         """Return `x` without `axes`."""

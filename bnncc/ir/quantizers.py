@@ -16,6 +16,7 @@ from onnx import helper
 
 from bnncc.errors import UnsupportedOp
 from bnncc.ir import numeric
+from bnncc.ir.dims import channel_shape
 from bnncc.ir.pieces import Expression
 from bnncc.topi_binary import quantization
 
@@ -106,7 +107,7 @@ def quant(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
 def multi_threshold(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
     """Evaluate `MULTI_THRESHOLD`: ``out_scale * count(x >= thresholds[channel]) + out_bias``."""
     x, thresholds = ins
-    column = (1, -1) + (1,) * (x.ndim - 2)
+    column = channel_shape(x.ndim)
     count = np.zeros(x.shape, x.dtype)
     for step in range(thresholds.shape[1]):
         count += x >= thresholds[:, step].reshape(column)
@@ -125,7 +126,7 @@ def levels(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
     x, limits = ins[0], attrs["thresholds"]
     if limits.ndim == 1:
         return [attrs["values"][np.searchsorted(limits, x, side="right")]]
-    column = (1, -1) + (1,) * (x.ndim - 2)
+    column = channel_shape(x.ndim)
     count = np.zeros(x.shape, np.int64)
     for step in range(limits.shape[1]):
         count += x >= limits[:, step].reshape(column)

@@ -278,12 +278,12 @@ def _conv(graph: Graph, node: Node, out: Box) -> _Read | None:
 def _conv_transpose(graph: Graph, node: Node, out: Box) -> _Read | None:
     shape = _shape(graph, node.inputs[0])
     size = [int(d) for d in shape[2:]]
-    kernel = _shape(graph, node.inputs[1])[2:]
+    kernel = [int(k) for k in _shape(graph, node.inputs[1])[2:]]
     ones = [1] * len(size)
     attrs = node.attrs
     strides, dilations = (list(attrs.get(k) or ones) for k in ("strides", "dilations"))
     more = list(attrs.get("output_padding") or [0] * len(size))
-    spans = [d * (int(k) - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
+    spans = numeric.window_spans(kernel, dilations)
     full = [
         s * (n - 1) + span + m for s, n, span, m in zip(strides, size, spans, more, strict=True)
     ]
@@ -345,7 +345,7 @@ def _split(graph: Graph, node: Node, out: Box) -> _Read | None:
 
 
 def _slice(graph: Graph, node: Node, out: Box) -> _Read | None:
-    axes = graph.constants.get(node.inputs[3]) if len(node.inputs) > 3 else None
+    axes = graph.constants.get(node.input(3))
     if axes is None:
         return None
     touched = {int(a) % len(out) for a in axes}
@@ -397,7 +397,7 @@ def _reduced(graph: Graph, node: Node, out: Box) -> _Read | None:
     if node.op in ("ArgMax", "ArgMin"):
         axes = [int(node.attrs.get("axis", 0))]
     else:
-        given = graph.constants.get(node.inputs[1]) if len(node.inputs) > 1 else None
+        given = graph.constants.get(node.input(1))
         if given is None or not given.size:
             return None
         axes = [int(a) for a in given]

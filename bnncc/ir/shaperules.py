@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
-from bnncc.ir.dims import Dim, difference, evaluated, product, quotient, symbols_of, total
+from bnncc.ir.dims import (
+    Dim,
+    difference,
+    evaluated,
+    is_static,
+    product,
+    quotient,
+    symbols_of,
+    total,
+)
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.shaping import reshape_to
 
@@ -98,7 +107,7 @@ def _reshape(node: Node, graph: Graph, partial: Mapping[str, Partial], where: st
     if wanted is None:
         raise dynamic(graph, where)
     allow = bool(node.attrs.get("allowzero"))
-    if x.static and all(isinstance(d, int) for d in wanted):
+    if x.static and is_static(wanted):
         plain = [int(d) for d in wanted if isinstance(d, int)]
         if sum(d == -1 for d in plain) > 1 or any(d < -1 for d in plain):
             raise ShapeError(f"{where}: bad target shape {plain}")
@@ -207,7 +216,7 @@ def _pad(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str) -
     pads = vector(node.inputs[1], graph, partial)
     rank = len(x.shape)
     axes: Any = range(rank)
-    if len(node.inputs) > 3 and node.inputs[3]:
+    if node.input(3):
         axes = vector(node.inputs[3], graph, partial)
     if pads is None or axes is None or None in pads or None in axes:
         raise dynamic(graph, where)

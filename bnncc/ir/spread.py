@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bnncc.ir import numeric
+from bnncc.ir.dims import channel_shape
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import is_float
@@ -250,7 +251,7 @@ def _affine(node: Node, ins: list[Array | None], out: Array, data: int) -> tuple
     if node.op == "Neg":
         return -np.ones(()), ZERO
     if node.op == "BatchNormalization":
-        column = (1, -1) + (1,) * (out.ndim - 2)
+        column = channel_shape(out.ndim)
         gamma, beta, mean, var = (np.asarray(v, np.float64).reshape(column) for v in ins[1:5])
         scale = gamma / np.sqrt(var + float(np.float32(node.attrs.get("epsilon", 1e-5))))
         return scale, beta - mean * scale
@@ -297,7 +298,7 @@ def _of_integers(
         return None
     top = max(whole, float(np.abs(data).max(initial=0.0)))
     size = np.abs(weight.astype(np.float64)) * top
-    column = (1, -1) + (1,) * (out.ndim - 2) if node.op == "Conv" else (1, -1)
+    column = channel_shape(out.ndim) if node.op == "Conv" else (1, -1)
     if axis is None:
         terms = size.sum(keepdims=True).reshape((1,) * out.ndim)
     else:
@@ -306,7 +307,7 @@ def _of_integers(
     terms = terms * abs(float(node.attrs.get("alpha", 1.0)))
     bias = np.zeros(1) if len(ins) < 3 or ins[2] is None else np.asarray(ins[2])
     if node.op in ("Conv", "ConvTranspose"):
-        bias = bias.reshape((1, -1) + (1,) * (out.ndim - 2))
+        bias = bias.reshape(channel_shape(out.ndim))
     exact = all(part is not None and powers_of_two(part[1]) for part in parts)
     if dyadic and exact and are_dyadic(bias) and are_dyadic(out):
         return ZERO, terms
@@ -410,7 +411,7 @@ def exactly_whole(
     for node in nodes:
         if any(made in rounded for made in node.outputs):
             return False
-        data = {i for i in node.inputs if i and i not in graph.constants}
+        data = set(graph.computed(node.inputs))
         if alone & data:
             if not data <= alone:
                 return False

@@ -112,7 +112,7 @@ def chain_above(
     while follows(name) and (node := producers.get(name)) is not None:
         if node.op == stop:
             return node, chain[::-1]
-        data = [i for i in node.inputs if i and i not in graph.constants]
+        data = graph.computed(node.inputs)
         if len(data) != 1 or graph.types[data[0]] != graph.types[name] or len(chain) == MAX_CHAIN:
             return None
         shape = graph.types[name].shape

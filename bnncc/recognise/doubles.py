@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from bnncc.ir.dims import channel_shape
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.recognise.lattice import Lattice, decision, evenly
 from bnncc.recognise.operands import flattened_source, padded_source
@@ -134,7 +135,7 @@ def in_double(
     graph.types[total], graph.types[name] = TensorType(shape, "float32"), graph.types[out]
     layer.outputs = [total]
     nodes = [layer, Node("Cast", [total], [name], {"to": TensorProto.DOUBLE}, layer.name)]
-    column = (1, -1) + (1,) * (len(shape) - 2)
+    column = channel_shape(len(shape))
     for op, value in steps:
         if (value == (op == "Mul")).all():
             continue

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bnncc.ir.dims import channel_shape
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.image_bits import IMAGE_BITS
@@ -285,7 +286,7 @@ def decision(
     if len(values) > 2:
         return [Node(LEVELS, [source], [out], {"thresholds": limits, "values": values}, name)]
     zero, cut = step_at(np.asarray(limits[..., 0], np.float32))
-    column = (1, -1) + (1,) * (len(graph.types[source].shape) - 2)
+    column = channel_shape(len(graph.types[source].shape))
     limit = graph.constant(cut.reshape(column if cut.ndim else ()), f"{source}.cut")
     shifted = graph.fresh(f"{source}.minus_cut")
     graph.types[shifted] = graph.types[source]
@@ -345,7 +346,7 @@ def _same_signs(one: Lattice, other: Lattice) -> bool:
 
 def _renamed(node: Node, graph: Graph, table: dict[str, Lattice]) -> Lattice | None:
     """Apply an elementwise operator with scalar constants to the values of a lattice."""
-    data = [i for i in node.inputs if i and i not in graph.constants]
+    data = graph.computed(node.inputs)
     known = table.get(data[0]) if len(data) == 1 else None
     if known is None or graph.types[node.outputs[0]] != graph.types[data[0]]:
         return None
@@ -379,7 +380,7 @@ def kept(node: Node, graph: Graph) -> tuple[list[str], list[np.ndarray]] | None:
     if node.op == "Resize" and not copies_pixels(node):
         return None
     if node.op == "Pad" and str(node.attrs.get("mode", "constant")) == "constant":
-        pads, fill = [*node.inputs[1:], "", ""][:2]
+        pads, fill = node.input(1), node.input(2)
         if fill and fill not in graph.constants:
             return None
         if pads not in graph.constants or (graph.constants[pads] > 0).any():

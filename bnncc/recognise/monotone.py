@@ -130,7 +130,7 @@ def monotone_operand(node: Node, graph: Graph) -> str | None:
     str or None
         None unless all other operands are finite scalars.
     """
-    data = [i for i in node.inputs if i and i not in graph.constants]
+    data = graph.computed(node.inputs)
     if len(data) != 1 or len([o for o in node.outputs if o]) != 1:
         return None
     kind = graph.types[data[0]]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from bnncc.ir.dims import channel_shape
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.recognise.few_values import few_values
 from bnncc.recognise.filters import binary_weight, few_bit_weights, two_valued_filters
@@ -68,7 +69,7 @@ def _split(
     inner, total, shifted = (graph.fresh(f"{out}.{k}") for k in ("signs", "sum", "shift"))
     graph.types[inner] = graph.types[shifted] = kind
     graph.types[total] = TensorType((kind.shape[0], 1, *kind.shape[2:]), kind.dtype)
-    rest = (1, -1) + (1,) * (len(kind.shape) - 2)
+    rest = channel_shape(len(kind.shape))
     factor = graph.constant(middle.reshape(rest).astype(kind.dtype), f"{node.name}.middle")
     ones = stored(np.ones((1, *filters.shape[1:])), f"{node.name}.ones")
     attrs = {k: v for k, v in node.attrs.items() if k != "beta"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from bnncc.ir.dims import is_static
 from bnncc.ir.graph import Graph, Node
 
 Array = np.ndarray
@@ -45,7 +46,7 @@ def layer_filters(node: Node, graph: Graph) -> Array | tuple[str, str]:
         return f"its data is {kind.dtype}", "compute it in float32"
     if rank != (4 if node.op == "Conv" else 2):
         return f"its data has {rank} dimensions", "images need 4 (Conv) and rows 2 (Gemm, MatMul)"
-    if not all(isinstance(d, int) for d in kind.shape[1:]):
+    if not is_static(kind.shape[1:]):
         return "its data has an unknown size", "fix it: --input-shape NAME:1x3x224x224"
     return filters_of(node, graph.constants[node.inputs[1]])
 
@@ -70,7 +71,7 @@ def pad_of(node: Node, graph: Graph) -> tuple[tuple[int, int, int, int], float] 
     ):
         return None
     given = [*node.inputs[1:], "", "", ""][:3]
-    if given[2] or any(i and i not in graph.constants for i in given) or not given[0]:
+    if given[2] or graph.computed(given) or not given[0]:
         return None
     pads = [int(p) for p in graph.constants[given[0]].reshape(-1)]
     if len(pads) != 8 or any(pads[i] for i in (0, 1, 4, 5)) or min(pads) < 0:
@@ -110,7 +111,7 @@ def flattened_source(
         source = move.inputs[0]
         shape = graph.types[source].shape
         flat = graph.types[name].shape
-        if len(shape) != 4 or not all(isinstance(d, int) for d in shape[1:]):
+        if len(shape) != 4 or not is_static(shape[1:]):
             continue
         channels, height, width = (int(d) for d in shape[1:])
         if flat[0] == shape[0] and flat[1] == channels * height * width:

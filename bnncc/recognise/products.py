@@ -121,7 +121,7 @@ def _trace(name: str, value: Lattice, graph: Graph, producers: dict[str, Node]) 
     while (node := producers.get(name)) is not None:
         if node.op == "bnncc.Sign":
             return _Operand(node, value, tuple(moves[::-1]))
-        data = [i for i in node.inputs if i and i not in graph.constants]
+        data = graph.computed(node.inputs)
         if len(data) != 1 or node.op not in PERMUTATIONS | REMAPS:
             return None
         if node.op in PERMUTATIONS:
@@ -166,7 +166,7 @@ class _Writer:
 
     def _alike(self, node: Node) -> bool:
         """Append `node` on rows, if all its inputs are rows and it treats all elements alike."""
-        data = [i for i in node.inputs if i and i not in self.graph.constants]
+        data = self.graph.computed(node.inputs)
         if len(data) != 1 or data[0] not in self.rows:
             return False
         if node.op in ("Reshape", VIEW) and self._type(node.outputs[0]) == self._type(

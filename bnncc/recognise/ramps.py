@@ -136,7 +136,7 @@ def _bent(node: Node, graph: Graph, bent: dict[str, _Bent]) -> _Bent | None:
         return None
     rule = _RULES.get(node.op)
     kind = graph.types[node.outputs[0]]
-    data = [i for i in node.inputs if i and i not in graph.constants]
+    data = graph.computed(node.inputs)
     if rule is None or not data or not kind.dtype.startswith("float"):
         return None
     if any(graph.types[i] != kind for i in data):

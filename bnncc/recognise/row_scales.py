@@ -116,7 +116,7 @@ def _written(
         value = write(step.op, *operands)
     if found is not None and (found.scale != 1).any():
         value = write("Mul", value, write.constant(found.scale, kind.dtype))
-    if len(node.inputs) > 2 and node.inputs[2]:
+    if node.input(2):
         bias = graph.constants.get(node.inputs[2])
         other = node.inputs[2]
         if (beta := float(node.attrs.get("beta", 1.0))) != 1 and bias is not None:

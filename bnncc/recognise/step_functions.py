@@ -287,7 +287,7 @@ def interval(name: str, graph: Graph, producers: dict[str, Node]) -> tuple[float
             low, high = max(low, 0.0), min(high, 1.0 * factor)
             break
         elif node.op == "Clip":
-            bounds = [_scalar(graph, i) if i else None for i in [*node.inputs[1:], "", ""][:2]]
+            bounds = [_scalar(graph, i) if i else None for i in (node.input(1), node.input(2))]
             low = low if bounds[0] is None else max(low, float(bounds[0][0]) * factor)
             high = high if bounds[1] is None else min(high, float(bounds[1][0]) * factor)
         elif node.op in ("Min", "Max") and len(node.inputs) == 2 and scalars:
@@ -314,7 +314,7 @@ def _through_monotone(name: str, graph: Graph, producers: dict[str, Node]) -> st
 
 
 def _straddles_zero(node: Node, graph: Graph) -> bool:
-    names = [*node.inputs[1:], "", ""][:2]
+    names = node.input(1), node.input(2)
     bounds = [graph.constants.get(i) if i else None for i in names]
     if any(i and b is None for i, b in zip(names, bounds, strict=True)):
         return False

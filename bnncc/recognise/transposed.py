@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from bnncc.ir.dims import is_static
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.halves import NARROW, ROUND
 from bnncc.ir.quantizers import LEVELS
@@ -110,12 +111,12 @@ def repeats(node: Node, graph: Graph) -> tuple[int, int] | None:
     data, out = graph.types[node.inputs[0]], graph.types[node.outputs[0]]
     mode = str(node.attrs.get("coordinate_transformation_mode", "half_pixel"))
     shift = {"asymmetric": 0.0, "half_pixel": 0.5, "pytorch_half_pixel": 0.5}.get(mode)
-    known = all(isinstance(d, int) for d in (*data.shape[1:], *out.shape[1:]))
+    known = is_static((*data.shape[1:], *out.shape[1:]))
     if str(node.attrs.get("mode", "nearest")) != "nearest" or shift is None or not known:
         return None
     if len(data.shape) != 4 or data.dtype != "float32" or data.shape[:2] != out.shape[:2]:
         return None
-    given = graph.constants.get(node.inputs[2]) if len(node.inputs) > 2 else None
+    given = graph.constants.get(node.input(2))
     factors = []
     for axis in (2, 3):
         size, wanted = int(data.shape[axis]), int(out.shape[axis])
@@ -142,11 +143,11 @@ _NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def why_not(node: Node, graph: Graph) -> str:
     """Return why a transposed convolution is not split, or "" if it is."""
     kinds = [graph.types[i] for i in (node.inputs[0], node.outputs[0])]
-    if any(i not in graph.constants for i in node.inputs[1:] if i):
+    if graph.computed(node.inputs[1:]):
         return "its weights are computed at run time"
     if any(len(k.shape) != 4 or k.dtype != "float32" for k in kinds):
         return "its data are not float32 images"
-    if not all(isinstance(d, int) for k in kinds for d in k.shape[1:]):
+    if not is_static(d for k in kinds for d in k.shape[1:]):
         return "its data has an unknown size"
     if node.attrs.get("output_shape") or node.attrs.get("auto_pad", "NOTSET") != "NOTSET":
         return "its padding follows from `output_shape` or `auto_pad`"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bnncc import osutil
-from bnncc.errors import TuningError, UsageError
+from bnncc.errors import TuningError, UsageError, unreadable
 from bnncc.records.workload import Workload, point_of_trace, stored_apart, workload_of_text
 from bnncc.schedules.space import Point, text
 from bnncc.targets import host
@@ -136,7 +136,7 @@ def lines(path: Path) -> Iterator[tuple[int, Any]]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise UsageError(unreadable(path, error)) from error
     *whole, _ = content.split(b"\n")
     for number, line in enumerate(whole):
         try:

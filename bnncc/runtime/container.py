@@ -14,7 +14,7 @@ import tarfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bnncc.errors import ArtifactError
+from bnncc.errors import ArtifactError, unreadable
 from bnncc.files import MODELS, kind_of
 
 FORMAT = 1
@@ -83,7 +83,7 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[str, bytes]]:
         with open(path, "rb") as file:
             raw = _read_members(file, str(path))
     except OSError as error:
-        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise ArtifactError(unreadable(path, error)) from error
     manifest = _decode(raw.pop(MANIFEST), str(path))
     _check_members(manifest, raw, str(path))
     return manifest, raw

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bnncc.errors import ArtifactError, BnnccError, InputError
+from bnncc.errors import ArtifactError, BnnccError, InputError, message_lines
 from bnncc.files import scratch_folder
 from bnncc.ir.datatypes import datatype
 from bnncc.ir.demands import MARK, NO_LIMITS
@@ -217,7 +217,7 @@ class Session:
         except (RuntimeError, ValueError, TypeError) as error:
             if (found := check_failed(error)) is not None:
                 raise found from error
-            said = str(error).strip().splitlines() or [type(error).__name__]
+            said = message_lines(error)
             raise ArtifactError(
                 f"lib.so cannot run the inputs that the manifest describes: {said[-1][:200]}",
                 hint="compile it again",

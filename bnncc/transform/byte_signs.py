@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from bnncc.ir.dims import is_static
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.image_bits import IMAGE_BITS
 from bnncc.recognise.affine import chain_above
@@ -77,7 +78,7 @@ def _bytes_above(
         return None
     (image,), chain = found[0].inputs, found[1]
     kind = graph.types[image]
-    known = kind.dtype == "uint8" and all(isinstance(d, int) for d in kind.shape[1:])
+    known = kind.dtype == "uint8" and is_static(kind.shape[1:])
     return (image, chain) if known else None
 
 

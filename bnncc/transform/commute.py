@@ -149,7 +149,7 @@ def _swap(graph: Graph, sign: Node, pool: Node, chain: list[Node], flip: np.ndar
     kind = graph.types[pool.inputs[0]]
     name = pool.inputs[0]
     for node in chain:
-        data = next(i for i in node.inputs if i and i not in graph.constants)
+        data = graph.computed(node.inputs)[0]
         node.inputs = [name if i == data else i for i in node.inputs]
         # These tensors now hold values before pooling, so they get new names.
         name = graph.fresh(f"{node.outputs[0]}.unpooled")

@@ -11,7 +11,7 @@ from bnncc.transform.rewrite import Result, Walk, walk
 def computed_bias(node: Node, state: Walk) -> Result:
     """Turn a computed bias of a convolution into an Add: kernels need constant biases."""
     graph = state.graph
-    bias = node.inputs[2] if len(node.inputs) > 2 else ""
+    bias = node.input(2)
     if not bias or state.value(bias) is not None:
         return None
     spatial = len(graph.types[node.outputs[0]].shape) - 2
@@ -29,7 +29,7 @@ def gemm(node: Node, state: Walk) -> Result:
     graph, attrs = state.graph, node.attrs
     alpha, beta = attrs["alpha"], attrs["beta"]
     a, b = node.inputs[0], node.inputs[1]
-    c = node.inputs[2] if len(node.inputs) > 2 else ""
+    c = node.input(2)
     weight, bias = state.value(b), state.value(c) if c else None
     units = graph.types[node.outputs[0]].shape[1]
     settled = not c or (bias is not None and bias.shape == (units,))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bnncc.ir.dims import is_static
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import QUANTIZED_CONV
 from bnncc.recognise.affine import affine_of
@@ -79,7 +80,7 @@ def reads_input(name: str, graph: Graph, producers: dict[str, Node]) -> bool:
     while (node := producers.get(name)) is not None:
         if node.op not in (*_MOVES, *_AFFINE, "Cast", "Clip"):
             return False
-        data = [i for i in node.inputs if i and i not in graph.constants]
+        data = graph.computed(node.inputs)
         if len(data) != 1:
             return False
         name = data[0]
@@ -88,11 +89,11 @@ def reads_input(name: str, graph: Graph, producers: dict[str, Node]) -> bool:
 
 def _try(node: Node, graph: Graph, producers: dict[str, Node], operands: str) -> Node | str:
     """Return the rounded convolution, or the reason why there is none."""
-    if any(i and i not in graph.constants for i in node.inputs[1:]):
+    if graph.computed(node.inputs[1:]):
         return "its weights are computed at run time"
     weight = graph.constants[node.inputs[1]].astype(np.float64)
     shape = graph.types[node.inputs[0]].shape
-    if len(shape) != 4 or not all(isinstance(d, int) for d in shape[1:]):
+    if len(shape) != 4 or not is_static(shape[1:]):
         return "its data are not an image"
     if int(node.attrs.get("group", 1)) != 1:
         return "it has groups"
@@ -104,7 +105,7 @@ def _try(node: Node, graph: Graph, producers: dict[str, Node], operands: str) ->
     if isinstance(found, str):
         return found
     bias = np.zeros(weight.shape[0])
-    if len(node.inputs) > 2 and node.inputs[2]:
+    if node.input(2):
         bias = bias + graph.constants[node.inputs[2]].astype(np.float64).reshape(-1)
     zero_points: tuple[int, ...] = ()
     scale = np.ones(weight.shape[0])

@@ -54,7 +54,7 @@ def choose_layers(graph: Graph, layers: Iterable[Layer]) -> Relaxed:
 def _why_not(node: Node, graph: Graph) -> str:
     if node.op not in ("Conv", "Gemm", "MatMul"):
         return f"there are no kernels for {node.op}"
-    if any(i and i not in graph.constants for i in node.inputs[1:]):
+    if graph.computed(node.inputs[1:]):
         return "its weights are computed at run time"
     rank = 4 if node.op == "Conv" else 2
     if len(graph.types[node.inputs[0]].shape) != rank:

@@ -339,7 +339,7 @@ class _Fuser:
 
     def _float_group(self, node: Node, spec: Conv2d, inputs: list[str], units: int) -> Group:
         bias = np.zeros(units)
-        if len(node.inputs) > 2 and node.inputs[2]:
+        if node.input(2):
             bias = bias + self.graph.constants[node.inputs[2]].astype(np.float64).reshape(-1)
         rank = len(self.graph.types[node.outputs[0]].shape)
         return Group(

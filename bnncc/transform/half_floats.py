@@ -27,9 +27,9 @@ from bnncc.ir.quantizers import QUANTIZED_CONV
 from bnncc.schedules import with_half_operands
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, quantization
-from bnncc.topi_binary.build import aliases, input_types, output_types
+from bnncc.topi_binary.build import aliases, first_step_input, output_types
 from bnncc.topi_binary.spec import Conv2d, Spec
-from bnncc.topi_binary.step import TENSORS, Step, step_inputs, step_outputs
+from bnncc.topi_binary.step import TENSORS, step_inputs, with_tensors, writers
 from bnncc.transform.first_layer import reads_input
 from bnncc.transform.physical import KERNEL
 
@@ -63,7 +63,7 @@ def _makes_floats(node: Node, graph: Graph, producers: dict[str, Node]) -> bool:
     if node.op in ("Conv", QUANTIZED_CONV):
         return reads_input(node.inputs[0], graph, producers)
     if node.op in _OF_TWO:
-        return sum(bool(i) and i not in graph.constants for i in node.inputs) > 1
+        return len(graph.computed(node.inputs)) > 1
     return node.op in _POOLS
 
 
@@ -107,31 +107,18 @@ def _stored(physical: Graph) -> Iterator[str]:
     """Yield the tensors written by the ``store`` steps of kernels."""
     for node in physical.nodes:
         if node.op == KERNEL and node.attrs["spec"].epilogue:
-            for name, step in zip(node.outputs, _makers(node.attrs["spec"]), strict=True):
+            for name, step in zip(node.outputs, writers(node.attrs["spec"].steps), strict=True):
                 if step.op == "store":
                     yield name
-
-
-def _makers(spec: Spec) -> list[Step]:
-    """Return the step that writes each output."""
-    return [step for step in spec.steps for _ in range(step_outputs(step))]
-
-
-def _takers(spec: Spec) -> Iterator[tuple[int, int]]:
-    """Yield the position of each input of the steps, and the index of its step."""
-    place = len(input_types(spec)) - sum(map(step_inputs, spec.steps))
-    for number, step in enumerate(spec.steps):
-        for _ in range(step_inputs(step)):
-            yield place, number
-            place += 1
 
 
 def _readable(spec: Spec) -> Iterator[int]:
     """Yield the positions of inputs that may be float16."""
     if getattr(spec, "dtype", "") == spec.data_types[0][1] == "float32":
         yield 0
-    for place, number in _takers(spec):
-        if spec.steps[number].op in TENSORS:
+    readers = [step for step in spec.steps for _ in range(step_inputs(step))]
+    for place, step in enumerate(readers, first_step_input(spec)):
+        if step.op in TENSORS:
             yield place
 
 
@@ -152,14 +139,10 @@ def _rewrite(node: Node, physical: Graph, halves: set[str], target: TargetSpec) 
     """Update the spec of a kernel to the types of its tensors."""
     spec: Any = node.attrs["spec"]
     steps = list(spec.steps)
-    for place, number in _takers(spec):
-        if node.inputs[place] in halves:
+    params = node.inputs[first_step_input(spec) :]
+    for number, (_, taken, made) in enumerate(with_tensors(spec.steps, params, node.outputs)):
+        if not halves.isdisjoint([*taken, *made]):
             steps[number] = replace(steps[number], dtype=KIND)
-    made = iter(node.outputs)
-    for number, step in enumerate(spec.steps):
-        for name in [next(made) for _ in range(step_outputs(step))]:
-            if name in halves:
-                steps[number] = replace(steps[number], dtype=KIND)
     spec = replace(spec, steps=tuple(steps))
     if node.inputs[0] in halves:
         spec = replace(spec, dtype=KIND)
@@ -175,7 +158,7 @@ def _multiplied(node: Node, spec: Conv2d, physical: Graph, target: TargetSpec) -
     half = with_half_operands(spec, target)
     if half == spec:
         return spec
-    depth = spec.channels // spec.groups
+    depth = spec.channels_per_group
     filters = layout.unpack_float_weight(
         physical.constants[node.inputs[1]], spec.out_channels, (*spec.kernel, depth)
     )

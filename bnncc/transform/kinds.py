@@ -21,6 +21,11 @@ from bnncc.transform.level_routes import ROUTED
 from bnncc.transform.merge import ADD_REPEATED
 from bnncc.transform.routes import ROUTES
 
+_BY_OPERATOR = {
+    "bnncc.BinaryConv": "binary", BINARY_PRODUCT: "product", FEW_BIT_CONV: "few-bit",
+    INTERLEAVE: "interleave", ADD_REPEATED: "glue", IMAGE_BITS: "image-bits",
+}  # fmt: skip
+"""Kinds of nodes that passes have made."""
 _POOLS = {"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean"}
 _TENSOR_OPS = {"Add", "Sub", "Mul", "Div"}
 _CONSTANT_OPS = {
@@ -83,20 +88,10 @@ class Kinds:
             ``interleave``: interleaves phases. ``rounded``: a rounding done by the layers that read
             it. ``generic``: left to TVM.
         """
-        if node.op == "bnncc.BinaryConv":
-            return "binary"
-        if node.op == BINARY_PRODUCT:
-            return "product"
-        if node.op == FEW_BIT_CONV:
-            return "few-bit"
-        if node.op == INTERLEAVE:
-            return "interleave"
+        if node.op in _BY_OPERATOR:
+            return _BY_OPERATOR[node.op]
         if node.op == NARROW and self._for_rounding_layers(node.outputs[0]):
             return "rounded"
-        if node.op == ADD_REPEATED:
-            return "glue"
-        if node.op == IMAGE_BITS:
-            return "image-bits"
         if routes and node.op in ROUTED and node.outputs[0] in self._packed:
             return "level-route"
         if node.op in ("Flatten", "Reshape") and self._feeds_dense_only(node):
@@ -160,7 +155,7 @@ class Kinds:
         name = node.outputs[0]
         channels = int(self.graph.types[name].shape[1])
         offset = np.zeros(channels) + np.asarray(node.attrs.get("bias", 0.0))
-        if len(node.inputs) > 2 and node.inputs[2]:
+        if node.input(2):
             offset = offset + self.graph.constants[node.inputs[2]].reshape(-1)
         while len(readers := self._consumers.get(name, [])) == 1:
             if self.constant_glue(readers[0]) != name:
@@ -200,11 +195,7 @@ class Kinds:
             return False
         if self.graph.constants[node.inputs[1]].ndim != 2 or node.inputs[0] in self.graph.constants:
             return False
-        bias = (
-            self.graph.constants[node.inputs[2]]
-            if len(node.inputs) > 2 and node.inputs[2]
-            else None
-        )
+        bias = self.graph.constants[node.inputs[2]] if node.input(2) else None
         units = int(self.graph.types[node.outputs[0]].shape[1])
         if bias is None:
             return True
@@ -235,7 +226,7 @@ class Kinds:
         """Return the data operand if `node` is elementwise with per-channel constants."""
         if node.op not in _CONSTANT_OPS:
             return None
-        data = [i for i in node.inputs if i and i not in self.graph.constants]
+        data = self.graph.computed(node.inputs)
         if len(data) != 1 or self.graph.types[data[0]] != self.graph.types[node.outputs[0]]:
             return None
         shape = self.graph.types[data[0]].shape

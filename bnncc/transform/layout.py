@@ -13,13 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from bnncc.ir.dims import is_static
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import NARROW, ROUND
 from bnncc.ir.infer import BROADCAST, COMPARE, UNARY, infer_into
+from bnncc.ir.moves import inverse
 from bnncc.transform.rewrite import Result, Walk, walk
 
 _ONE_INPUT = UNARY | {"Cast", "IsNaN", "IsInf", ROUND, NARROW}
 _SEVERAL = BROADCAST | COMPARE | {"Where"}
+_WITH_AXES = {"LogSoftmax", "Pad", "Slice", "Softmax", "Split"}
 _REDUCE = {f"Reduce{k}" for k in ("Max", "Mean", "Min", "Prod", "L1", "L2", "Sum", "SumSquare")}
 
 
@@ -29,10 +32,6 @@ def _last(rank: int) -> list[int]:
 
 def _first(rank: int) -> list[int]:
     return [0, rank - 1, *range(1, rank - 1)]
-
-
-def _inverse(perm: list[int]) -> list[int]:
-    return [perm.index(k) for k in range(len(perm))]
 
 
 def _permuted(graph: Graph, name: str, perm: list[int]) -> str:
@@ -60,60 +59,27 @@ def _moved(
     source : callable
         Returns the tensor whose transpose an input is, or None.
     """
-    rank = len(perm)
-    attrs, axis = dict(node.attrs), node.attrs.get("axis", 0)
-    inputs = list(node.inputs)
+    rank, inputs, attrs = len(perm), list(node.inputs), dict(node.attrs)
     if graph.types[node.inputs[0]].shape and len(graph.types[node.outputs[0]].shape) > rank:
         return None
-    out_perm = perm
-    if node.op in _ONE_INPUT:
-        moved = {0}
-    elif node.op in _SEVERAL or node.op == "Concat":
-        moved = set(range(len(inputs)))
-    elif node.op in ("Pad", "Split", "Softmax", "LogSoftmax", "Slice") or node.op in _REDUCE:
-        moved = {0}
+    if node.op in _SEVERAL or node.op == "Concat":
+        moved = range(len(inputs))
+    elif node.op in _ONE_INPUT or node.op in _WITH_AXES or node.op in _REDUCE:
+        moved = range(1)
     else:
         return None
-    if node.op in ("Concat", "Split", "Softmax", "LogSoftmax"):
-        attrs["axis"] = perm[axis + rank if axis < 0 else axis]
-    elif node.op == "Pad":
-        pads = graph.constants.get(inputs[1])
-        if pads is None:
-            return None
-        inverse = _inverse(perm)
-        turned = pads.reshape(2, rank)[:, inverse].reshape(-1)
-        inputs[1] = graph.constant(np.ascontiguousarray(turned), f"{node.name}.pads")
-    elif node.op == "Slice":
-        starts = graph.constants.get(inputs[1])
-        axes = graph.constants.get(inputs[3]) if len(inputs) > 3 and inputs[3] else None
-        if starts is None or (axes is None and len(inputs) > 3 and inputs[3]):
-            return None
-        listed = axes.tolist() if axes is not None else list(range(starts.size))
-        mapped = np.array([perm[a] for a in listed], np.int64)
-        inputs += [""] * (4 - len(inputs))
-        inputs[3] = graph.constant(mapped, f"{node.name}.axes")
-    elif node.op in _REDUCE:
-        if len(inputs) < 2 or not inputs[1]:
-            return None
-        axes = graph.constants.get(inputs[1])
-        if axes is None:
-            return None
-        listed = [a + rank if a < 0 else a for a in axes.reshape(-1).tolist()]
-        inputs[1] = graph.constant(
-            np.array([perm[a] for a in listed], np.int64), f"{node.name}.axes"
-        )
-        if not attrs.get("keepdims", 1):
-            kept = [perm[a] for a in range(rank) if a not in listed]
-            out_perm = [sorted(kept).index(a) for a in kept]
-    for k in sorted(moved):
+    out_perm = _turn_axes(node, graph, perm, inputs, attrs)
+    if out_perm is None:
+        return None
+    for k in moved:
         if not inputs[k]:
             continue
         if inputs[k] in graph.constants and node.op != "Concat":
             if graph.constants[inputs[k]].ndim > rank:
                 return None
-            inputs[k] = _permuted(graph, inputs[k], _inverse(perm))
+            inputs[k] = _permuted(graph, inputs[k], inverse(perm))
         elif inputs[k] in graph.constants:
-            value = graph.constants[inputs[k]].transpose(_inverse(perm))
+            value = graph.constants[inputs[k]].transpose(inverse(perm))
             inputs[k] = graph.constant(np.ascontiguousarray(value), inputs[k])
         else:
             name = source(inputs[k])
@@ -121,6 +87,53 @@ def _moved(
                 return None
             inputs[k] = name
     return Node(node.op, inputs, list(node.outputs), attrs, node.name, node.covers), out_perm
+
+
+def _turn_axes(
+    node: Node, graph: Graph, perm: list[int], inputs: list[str], attrs: dict[str, Any]
+) -> list[int] | None:
+    """Replace the axes that a node names, as for `_moved`.
+
+    Parameters
+    ----------
+    inputs, attrs : list and dict
+        The node's; modified.
+
+    Returns
+    -------
+    list of int or None
+        The transpose that the output needs; None if the axes are not constant.
+    """
+    rank = len(perm)
+    if node.op in ("Concat", "Split", "Softmax", "LogSoftmax"):
+        attrs["axis"] = perm[attrs.get("axis", 0) % rank]
+    elif node.op == "Pad":
+        pads = graph.constants.get(inputs[1])
+        if pads is None:
+            return None
+        turned = pads.reshape(2, rank)[:, inverse(perm)].reshape(-1)
+        inputs[1] = graph.constant(np.ascontiguousarray(turned), f"{node.name}.pads")
+    elif node.op == "Slice":
+        starts, axes = (graph.constants.get(node.input(k)) for k in (1, 3))
+        if starts is None or (axes is None and node.input(3)):
+            return None
+        listed = axes.tolist() if axes is not None else list(range(starts.size))
+        inputs += [""] * (4 - len(inputs))
+        inputs[3] = _constant_axes(graph, perm, listed, node)
+    elif node.op in _REDUCE:
+        axes = graph.constants.get(node.input(1))
+        if axes is None:
+            return None
+        listed = [a % rank for a in axes.reshape(-1).tolist()]
+        inputs[1] = _constant_axes(graph, perm, listed, node)
+        if not attrs.get("keepdims", 1):
+            kept = [perm[a] for a in range(rank) if a not in listed]
+            return [sorted(kept).index(a) for a in kept]
+    return perm
+
+
+def _constant_axes(graph: Graph, perm: list[int], axes: list[int], node: Node) -> str:
+    return graph.constant(np.array([perm[a] for a in axes], np.int64), f"{node.name}.axes")
 
 
 def push_down(graph: Graph) -> bool:
@@ -133,7 +146,7 @@ def push_down(graph: Graph) -> bool:
     def rule(node: Node, state: Walk) -> Result:
         if node.op == "Transpose":
             inner = state.producer(node.inputs[0], "Transpose")
-            if inner is not None and inner.attrs["perm"] == _inverse(node.attrs["perm"]):
+            if inner is not None and inner.attrs["perm"] == inverse(node.attrs["perm"]):
                 return inner.inputs[0]
             turned.setdefault((node.inputs[0], tuple(node.attrs["perm"])), node.outputs[0])
             return None
@@ -203,13 +216,13 @@ def pull_up(graph: Graph) -> bool:
             continue
         if len(consumers.get(maker.outputs[0], [])) != 1:
             continue
-        real = [i for i in maker.inputs if i and i not in graph.constants]
+        real = graph.computed(maker.inputs)
         if maker.op in (*_ONE_INPUT, "Pad", "Slice"):
             real = real[:1]
         if len(set(real)) != 1 or len(graph.types[real[0]].shape) != rank:
             continue
         pulled = graph.fresh(f"{real[0]}.first")
-        result = _moved(maker, graph, _inverse(perm), lambda name, out=pulled: out)  # type: ignore[misc]
+        result = _moved(maker, graph, inverse(perm), lambda name, out=pulled: out)  # type: ignore[misc]
         if result is None:
             continue
         moved, _ = result
@@ -256,7 +269,7 @@ def reorder_flatten(graph: Graph) -> bool:
         flat = graph.types[node.outputs[0]].shape
         if perm != _last(len(perm)) or len(flat) != 2 or flat[0] != shape[0]:
             continue
-        if not all(isinstance(d, int) for d in shape[1:]):
+        if not is_static(shape[1:]):
             continue
         sizes = [int(d) for d in shape[1:]]
         count = math.prod(sizes)

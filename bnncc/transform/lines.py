@@ -136,7 +136,7 @@ def _spreads(node: Node, graph: Graph, axis: int) -> bool:
     if node.op in ("Pad", "Slice", "Split") and any(i and i not in graph.constants
                                                     for i in node.inputs[1:]):  # fmt: skip
         return False
-    given = [i for i in node.inputs if i and i not in graph.constants]
+    given = graph.computed(node.inputs)
     return all(_rank(graph, i) in (0, 3) for i in given)
 
 
@@ -229,7 +229,7 @@ class _Lifter:
             more = np.insert(pads, axis, 0, axis=1).reshape(-1)
             return {1: self.graph.constant(more, node.inputs[1])}
         if node.op == "Slice":
-            given = constants.get(node.inputs[3]) if len(node.inputs) > 3 else None
+            given = constants.get(node.input(3))
             axes = np.arange(3)[: constants[node.inputs[1]].size] if given is None else given % 3
             if len(node.inputs) < 4:
                 node.inputs += [""] * (4 - len(node.inputs))
@@ -245,7 +245,7 @@ class _Lifter:
 
     def _reduce(self, node: Node, axis: int) -> bool:
         """Reduce the unit axis along with the others."""
-        given = self.graph.constants.get(node.inputs[1]) if len(node.inputs) > 1 else None
+        given = self.graph.constants.get(node.input(1))
         if given is None or not given.size:
             return False
         axes = sorted({axis, *(_moved(int(a) % 3, axis) for a in given.reshape(-1))})

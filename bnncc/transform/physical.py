@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from bnncc.ir.dims import is_static
 from bnncc.ir.graph import Dim, Graph, Node, TensorType
 from bnncc.ir.moves import VIEW
 from bnncc.recognise.lattice import Lattice, exact_line
@@ -222,7 +223,7 @@ class Physical:
             return self._from_bits(name, layout)
         other, have = next(iter(forms.items()))
         n, channels, height, width = self.shape(name)
-        static = all(isinstance(d, int) for d in (channels, height, width))
+        static = is_static((channels, height, width))
         shape: tuple[Dim, ...] = (
             (n, height, width, channels) if layout == "NHWC" else (n, channels, height, width)
         )

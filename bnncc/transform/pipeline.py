@@ -93,64 +93,45 @@ def _normalizations(graph: Graph, made: Compilation) -> None:
         join_rotations(graph)
 
 
+def _alone(run: Callable[[Graph], object]) -> Callable[[Graph, Compilation], object]:
+    """Return a pass that needs nothing but the graph."""
+    return lambda graph, _: run(graph)
+
+
 PASSES = (
     Pass("simplify", lambda g, c: simplify(g, c.trace), "bring equivalent patterns to one form"),
-    Pass(
-        "ramps",
-        lambda g, c: recognise_ramps(g),
-        "replace sums of ReLU, Abs and such that equal a Clip",
-    ),
+    Pass("ramps", _alone(recognise_ramps), "replace sums of ReLU, Abs and such that equal a Clip"),
     Pass(
         "signs",
         lambda g, c: recognise_signs(g, sign_zero=c.options.sign_zero),
         "recognise sign() in every form",
     ),
+    Pass("channel scales", _alone(split_channel_scales), "split per-channel scales off quantizers"),
+    Pass("quantizers", _alone(recognise_quantizers), "recognise quantizers"),
+    Pass("few values", _alone(read_again), "recognise other tensors of few values"),
+    Pass("transposed", _alone(split_transposed), "write transposed convolutions as ordinary ones"),
     Pass(
-        "channel scales",
-        lambda g, c: split_channel_scales(g),
-        "split per-channel scales off quantizers",
+        "left weights", _alone(turn_left_weights), "move weights to the right operand of products"
     ),
-    Pass("quantizers", lambda g, c: recognise_quantizers(g), "recognise quantizers"),
-    Pass("few values", lambda g, c: read_again(g), "recognise other tensors of few values"),
-    Pass(
-        "transposed",
-        lambda g, c: split_transposed(g),
-        "write transposed convolutions as ordinary ones",
-    ),
-    Pass(
-        "left weights",
-        lambda g, c: turn_left_weights(g),
-        "move weights to the right operand of products",
-    ),
-    Pass("row scales", lambda g, c: move_row_scales(g), "apply per-row scales after products"),
-    Pass("whole sums", lambda g, c: drop_integer_casts(g), "drop casts of integer-valued tensors"),
-    Pass("rows", lambda g, c: flatten_rows(g), "merge batches of matrices into one matrix"),
-    Pass("moves", lambda g, c: commute_moves(g), "move signs before flattening"),
+    Pass("row scales", _alone(move_row_scales), "apply per-row scales after products"),
+    Pass("whole sums", _alone(drop_integer_casts), "drop casts of integer-valued tensors"),
+    Pass("rows", _alone(flatten_rows), "merge batches of matrices into one matrix"),
+    Pass("moves", _alone(commute_moves), "move signs before flattening"),
     Pass("products", _products, "recognise products of two computed tensors"),
-    Pass("pads", lambda g, c: commute_pads(g), "move signs before padding"),
-    Pass("bytes", lambda g, c: compare_bytes(g), "compare the bytes of an image, not floats"),
-    Pass(
-        "offsets",
-        lambda g, c: split_offsets(g),
-        "write weights of two values as signs and an offset",
-    ),
+    Pass("pads", _alone(commute_pads), "move signs before padding"),
+    Pass("bytes", _alone(compare_bytes), "compare the bytes of an image, not floats"),
+    Pass("offsets", _alone(split_offsets), "write weights of two values as signs and an offset"),
     Pass("binarize", _binarize, "choose how each layer is computed"),
-    Pass("pools", lambda g, c: commute_pools(g), "move signs before max-pooling"),
-    Pass("siblings", lambda g, c: merge_siblings(g), "merge binary layers of the same data"),
-    Pass(
-        "plain", lambda g, c: write_plain(g), "write quantizers outside kernels as ONNX operators"
-    ),
-    Pass(
-        "normalizations",
-        _normalizations,
-        "fuse normalizations, softmax and rotary embeddings",
-    ),
+    Pass("pools", _alone(commute_pools), "move signs before max-pooling"),
+    Pass("siblings", _alone(merge_siblings), "merge binary layers of the same data"),
+    Pass("plain", _alone(write_plain), "write quantizers outside kernels as ONNX operators"),
+    Pass("normalizations", _normalizations, "fuse normalizations, softmax and rotary embeddings"),
     Pass(
         "fuse",
         lambda g, c: fuse(g, c.options.float_conv, c.target, c.records, c.options.float_products),
         "fuse chains of nodes into kernels",
     ),
-    Pass("in place", lambda g, c: store_in_place(g), "add residuals in place"),
+    Pass("in place", _alone(store_in_place), "add residuals in place"),
 )
 """The passes, in order; docs/exactness.md explains why each preserves the model's results."""
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from bnncc.ir.dims import is_static
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.moves import MOVES
@@ -71,7 +72,7 @@ class Router:
         data = node.inputs[0]
         if data in self.physical.planes:
             shape = self.physical.shape(data)
-            if not all(isinstance(d, int) for d in shape[1:]):
+            if not is_static(shape[1:]):
                 return False
             count = int(np.prod(shape[1:], dtype=np.int64))  # type: ignore[arg-type]
             self._elements[data] = np.arange(count).reshape(1, *shape[1:])

@@ -305,7 +305,7 @@ def _bound(node: Node, state: Walk) -> Result:
 
 def _clip(node: Node, state: Walk) -> Result:
     """Merge a Clip with the preceding one; drop a Clip without bounds."""
-    bounds = [*node.inputs[1:], "", ""][:2]
+    bounds = node.input(1), node.input(2)
     if not any(bounds):
         return node.inputs[0]
     inner = state.producer(node.inputs[0], "Clip")

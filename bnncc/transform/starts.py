@@ -146,7 +146,7 @@ def grouped_operands(
         Planes to read.
     """
     target = physical.target
-    depth, made = spec.channels // spec.groups, spec.out_channels // spec.groups
+    depth, made = spec.channels_per_group, spec.out_channels // spec.groups
     if spec.groups > 1 and target is not None and made % depth == 0:
         groups = spec.out_channels // depth
         repeated = replace(spec, channels=spec.out_channels, groups=groups)

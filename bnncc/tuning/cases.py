@@ -109,7 +109,7 @@ def _near(one: Array, wanted: Array, tolerance: float) -> Array:
     """Return which floats are correct; without tolerance, those that are equal or both infinite."""
     if not tolerance:
         return one == wanted
-    margin = np.array(tolerance * max(1.0, float(np.abs(wanted).max(initial=0))))
+    margin = np.array(level_cases.margin(wanted, tolerance))
     if one.dtype == np.float16:  # what is rounded after a sum may become either neighbour
         margin = margin + np.spacing(np.abs(wanted)).astype(np.float32)
     near: Array = np.abs(one.astype(np.float32) - wanted.astype(np.float32)) <= margin
@@ -292,7 +292,7 @@ def _cleared(words: Array, channels: int) -> Array:
 
 def _float_weight(spec: Conv2d, rng: Draws) -> tuple[Array, Array]:
     """Return the weight in the kernel's form, and in the oracle's."""
-    depth = spec.channels // spec.groups
+    depth = spec.channels_per_group
     weight = rng.standard_normal((spec.out_channels, *spec.kernel, depth)).astype(np.float32)
     if spec.operands == "int8":
         packed = quantization.pack_weight(quantization.quantize_weight(weight)[0], spec)
@@ -320,7 +320,7 @@ def _unsure(
         elif step.op == "bits" and not exact:
             shown = (*steps[:number], Step("store"))
             value = oracle(replace(spec, steps=shown), inputs)[-1]
-            limit = tolerance * max(1.0, float(np.abs(value).max(initial=0)))
+            limit = level_cases.margin(value, tolerance)
             kept += [layout.pack_bits(np.abs(value) <= limit)] * (1 + step.zero)
         else:
             kept += [None] * step_outputs(step)
@@ -355,7 +355,7 @@ def _with_steps(spec: Spec, inputs: list[Array], middle: int, rng: Draws) -> _Dr
 
 def _binary(spec: BinaryConv2d, n: int, rng: Draws) -> list[Array]:
     """Return data and weights."""
-    depth = spec.channels // spec.groups
+    depth = spec.channels_per_group
     shape = (n, spec.height, spec.width, spec.groups, depth)
     bits = rng.bits(shape)
 

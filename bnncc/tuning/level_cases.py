@@ -50,7 +50,7 @@ def levels(shape: tuple[int, ...], top: int, form: str, rng: Draws) -> list[Arra
 
 def weights(spec: FewBitConv2d, rng: Draws) -> Array:
     """Return random integer weights that `spec` can multiply by."""
-    shape = (spec.out_channels, *spec.kernel, spec.channels // spec.groups)
+    shape = (spec.out_channels, *spec.kernel, spec.channels_per_group)
     top = 2**spec.weight_bits
     if spec.method == "xor" or (spec.method == "packed" and spec.weight_bits == 1):
         return 2 * rng.integers(0, top, shape) - top + 1
@@ -106,6 +106,11 @@ def fill(spec: Any, inputs: list[Array], given: list[Array], oracle: Oracle,
         place += len(types)
 
 
+def margin(values: Array, tolerance: float) -> float:
+    """Return how far values may be off: relative to the largest, or absolute if that is below 1."""
+    return tolerance * max(1.0, float(np.abs(values).max(initial=0)))
+
+
 def unsure(spec: Any, number: int, given: list[Array], oracle: Oracle, tolerance: float) -> Any:
     """Return masks of what rounding may change in the outputs of a step that finds levels.
 
@@ -131,7 +136,7 @@ def unsure(spec: Any, number: int, given: list[Array], oracle: Oracle, tolerance
     values = _values(spec, number, given, oracle)
     own = given[len(input_types(replace(spec, steps=spec.steps[:number]))) :]
     channels = spec.output_channels
-    far = tolerance * max(1.0, float(np.abs(values).max(initial=0)))
+    far = margin(values, tolerance)
     if step.way in ("whole", "acc-scale"):
         if step.way == "acc-scale":
             values = values * own[0][:channels].astype(np.float64) + own[1][:channels]

@@ -27,7 +27,7 @@ from bnncc.ir.spread import Spread, are_dyadic, are_multiples, exactly_whole, sp
 from bnncc.ir.ties import TIE
 from bnncc.recognise.ramps import find_ramps
 from bnncc.topi_binary.reference import evaluate_kernel
-from bnncc.topi_binary.step import step_outputs
+from bnncc.topi_binary.step import writers
 from bnncc.transform.physical import KERNEL, Form, Held
 from bnncc.verification.evaluator import Compute, evaluate_physical
 from bnncc.verification.held import OFF, code, codes, differs, encoded, nearest
@@ -111,7 +111,7 @@ def confirm_passes(
     VerificationError
         If a tensor is wrong.
     """
-    wrong = _compared(physical, model, feeds, sign_zero, values, evaluate_kernel)
+    wrong = compare_passes(physical, model, feeds, sign_zero=sign_zero, values=values)
     if wrong:
         first = wrong[0]
         raise VerificationError(
@@ -125,7 +125,7 @@ def confirm_passes(
 def compare_passes(
     physical: Graph, model: Graph, feeds: Mapping[str, Array], *, sign_zero: str = "exact",
     values: Values | None = None, compute: Compute = evaluate_kernel,
-) -> list[Difference]:  # fmt: skip
+) -> list[Difference] | None:  # fmt: skip
     """Compare a physical graph with its model, tensor by tensor.
 
     Parameters
@@ -143,17 +143,10 @@ def compare_passes(
 
     Returns
     -------
-    list of Difference
-        In the order of the physical graph; none if they agree.
+    list of Difference or None
+        In the order of the physical graph; none if they agree. None if zeros were met whose sign
+        an option changes.
     """
-    return _compared(physical, model, feeds, sign_zero, values, compute) or []
-
-
-def _compared(
-    physical: Graph, model: Graph, feeds: Mapping[str, Array], sign_zero: str,
-    values: Values | None, compute: Compute,
-) -> list[Difference] | None:  # fmt: skip
-    """Return the differences; None if zeros were met whose sign an option changes."""
     known = {i for n in model.nodes for i in n.outputs if i}
     forms = {
         name: tuple(f for f in held if f.tensor in known and _comparable(physical, model, name, f))
@@ -347,7 +340,7 @@ def _by_integers(node: Node | None, name: str) -> bool:
     if node is None or node.op != KERNEL:
         return False
     steps = getattr(node.attrs["spec"], "steps", ())
-    made = [step for step in steps for _ in range(step_outputs(step))]
+    made = writers(steps)
     if not made:
         return False
     step = made[node.outputs.index(name)]

@@ -8,6 +8,7 @@ cannot run on this machine.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -72,10 +73,9 @@ def evaluate_physical(
         for name in node.inputs:
             left[name] = left.get(name, 0) + 1
     values: dict[str, Array] = {name: np.asarray(inputs[name]) for name in graph.inputs}
+    held = ChainMap(values, graph.constants)
     for node in graph.nodes:
-        given = [
-            None if not i else values[i] if i in values else graph.constants[i] for i in node.inputs
-        ]
+        given = [held[i] if i else None for i in node.inputs]
         made = _evaluate(graph, node, given, symbols, compute)
         for name in (*node.inputs, *_overwritten(node)):
             left[name] -= 1
@@ -84,7 +84,7 @@ def evaluate_physical(
         for name, value in zip(node.outputs, made, strict=False):
             if name and left.get(name):
                 values[name] = value if replace is None else replace(node, name, value)
-    return {n: values[n] if n in values else graph.constants[n] for n in graph.outputs}
+    return {n: held[n] for n in graph.outputs}
 
 
 def _evaluate(

@@ -234,7 +234,7 @@ def _steps(node: Node, graph: Graph) -> list[float]:
     scales = _constant(node.inputs[1], graph)
     if not scales:
         return []
-    zeros = _constant(node.inputs[2], graph) if len(node.inputs) > 2 and node.inputs[2] else None
+    zeros = _constant(node.inputs[2], graph) if node.input(2) else None
     zero = zeros[0] if zeros else 0.0
     if node.op == QUANT:
         widths = _constant(node.inputs[3], graph)

@@ -18,12 +18,12 @@ import tvm
 from tvm import relax, tirx
 
 from bnncc.codegen import memory
-from bnncc.codegen.pipeline import SPEC
 from bnncc.errors import VerificationError
 from bnncc.runtime.compare import differs, gap, largest
 from bnncc.topi_binary.build import aliases
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.reference import evaluate_kernel
+from bnncc.topi_binary.signature import spec_of
 from bnncc.topi_binary.spec import Spec, from_json
 from bnncc.topi_binary.step import output_kinds
 
@@ -190,8 +190,8 @@ class Walk:
         made = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else [call.ty]
         sizes = [v for v in inputs if isinstance(v, int)]
         arrays = [np.asarray(v, order="C") for v in inputs[: len(inputs) - len(sizes)]]
-        if func.attrs is not None and SPEC in func.attrs:
-            spec = from_json(str(func.attrs[SPEC]))
+        if text := spec_of(func):
+            spec = from_json(text)
             outputs = evaluate_kernel(spec, arrays)
             over = list(aliases(spec))
             return KernelCase(
@@ -212,8 +212,7 @@ class Walk:
             functions = {
                 var.name_hint: func.with_attr("global_symbol", var.name_hint)
                 for var, func in self._module.functions_items()
-                if isinstance(func, tirx.PrimFunc)
-                and not (func.attrs is not None and SPEC in func.attrs)
+                if isinstance(func, tirx.PrimFunc) and not spec_of(func)
             }
             with tvm.transform.PassContext(config=memory.OPTIONS):
                 self._foreign = tvm.compile(tvm.IRModule(functions), target="llvm")

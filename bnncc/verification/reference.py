@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from bnncc.frontend.inline import reads
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph
@@ -169,7 +170,7 @@ def computed(model: onnx.ModelProto) -> set[str]:
     inputs = {i.name for i in model.graph.input if i.name not in fixed}
     made: set[str] = set()
     for node in model.graph.node:
-        if any(name in inputs or name in made for name in _reads(node)):
+        if any(name in inputs or name in made for name in reads(node)):
             made.update(o for o in node.output if o)
     return made
 
@@ -238,7 +239,7 @@ class Splitter:
                 node = self._producer[name]
                 if id(node) not in nodes:
                     nodes[id(node)] = node
-                    stack += _reads(node)
+                    stack += reads(node)
         ordered = sorted(nodes.values(), key=lambda n: self._position[id(n)])
         given = tuple(name for name in leaves if name in values)
         infos = [
@@ -270,16 +271,3 @@ def _without(node: onnx.NodeProto, given: Collection[str]) -> onnx.NodeProto:
     copy.CopyFrom(node)
     copy.output[:] = [f"{name}/again" if name in given else name for name in node.output]
     return copy
-
-
-def _reads(node: onnx.NodeProto) -> list[str]:
-    """Return what `node` reads, its subgraphs included."""
-    names = [name for name in node.input if name]
-    for attribute in node.attribute:
-        graphs = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
-        for graph in graphs:
-            inner = {i.name for i in graph.input} | {t.name for t in graph.initializer}
-            for child in graph.node:
-                names += [name for name in _reads(child) if name not in inner]
-                inner.update(child.output)
-    return names

@@ -239,7 +239,7 @@ def _split_bytes(how: tiles.Tiles, cut: Cut) -> int:
 
 
 def _constants(spec: BinaryConv2d, how: tiles.Tiles, cut: Cut) -> dict[str, text.Constant]:
-    per_group = layout.words(spec.channels // spec.groups)
+    per_group = layout.words(spec.channels_per_group)
     constants: dict[str, text.Constant] = {
         **text.window(spec), "CHANNELS": spec.out_channels,
         "GROUPS": spec.groups, "GROUP_OUT": spec.out_channels // spec.groups,

@@ -31,7 +31,7 @@ def tiled(spec: FewBitConv2d) -> bool:
 def constants(spec: FewBitConv2d) -> dict[str, text.Constant]:
     """Return the constants of a few-bit convolution besides those of its window."""
     form = spec.form
-    run = spec.kernel[0] * spec.kernel[1] * few_bit_data.group_words(spec)
+    run = spec.window_size * few_bit_data.group_words(spec)
     return {
         "METHOD": _METHODS[spec.method], "DATA_PLANES": spec.data_tensors,
         "WEIGHT_PLANES": few_bit_data.weight_planes(spec),

@@ -116,11 +116,11 @@ def cuts(spec: Conv2d) -> list[Cut]:
 
 def _chunks(spec: Conv2d) -> tuple[bool, int, int]:
     """Return whether chunks are rows of the filter, the length of a chunk, and their number."""
-    depth = spec.channels // spec.groups
+    depth = spec.channels_per_group
     if spec.kernel[1] * depth <= ROW_NUMBERS:
         return True, spec.kernel[1] * depth, spec.kernel[0]
     chunk = min(depth, TAP_NUMBERS)
-    return False, chunk, spec.kernel[0] * spec.kernel[1] * layout.blocks(depth, chunk)
+    return False, chunk, spec.window_size * layout.blocks(depth, chunk)
 
 
 def default_cut(spec: Conv2d) -> Cut:
@@ -157,10 +157,10 @@ def kernel(name: str, spec: Conv2d, cut: Cut | None = None) -> text.Kernel:
     TargetError
         If its operands are neither float32 nor pairs of float16 or bfloat16, or its data are bytes.
     """
-    depth = spec.channels // spec.groups
+    depth = spec.channels_per_group
     constants = {
         **text.window(spec), "CHANNELS": spec.out_channels, "DEPTH": depth,
-        "RUN": spec.kernel[0] * spec.kernel[1] * depth,
+        "RUN": spec.window_size * depth,
     }  # fmt: skip
     if spec.operands != "float32":
         return _halves(name, spec, constants)

@@ -9,11 +9,11 @@ import numpy as np
 
 from bnncc.errors import TargetError
 from bnncc.schedules.cuda import epilogue, few_bit, float_tiles, text
-from bnncc.schedules.templates.image_bits import NEIGHBOURS
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.bits_table import needs_table, terms
 from bnncc.topi_binary.spec import (
     GREY,
+    NEIGHBOURS,
     BitwiseMaxPool,
     ConcatBits,
     Conv2d,
@@ -42,7 +42,7 @@ def conv2d(name: str, spec: Conv2d, cut: float_tiles.Cut | None = None) -> text.
         return float_tiles.kernel(name, spec, cut)
     per_group = spec.out_channels // spec.groups
     whole: dict[str, text.Constant] = {
-        "DEPTH": spec.channels // spec.groups, "GROUP_OUT": per_group,
+        "DEPTH": spec.channels_per_group, "GROUP_OUT": per_group,
         "ONE_GROUP": spec.groups == 1 or per_group % layout.LANES == 0,
         "PIXELS_FIRST": True,  # the threads of a warp read the same filters
     }  # fmt: skip
@@ -96,7 +96,7 @@ def _parts(spec: Pool2d) -> int:
     """Return the number of threads per window: several if windows are few and large."""
     height, width = spec.output_hw
     threads = spec.images * height * width * layout.blocks(spec.output_channels, _lanes(spec))
-    taps, parts = spec.kernel[0] * spec.kernel[1], 1
+    taps, parts = spec.window_size, 1
     while 2 * parts <= min(8, taps // 4) and threads * parts < MANY:
         parts *= 2
     return parts

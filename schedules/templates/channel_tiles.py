@@ -21,7 +21,7 @@ from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import TensorPair, Window
 from bnncc.schedules.templates.kernel import Buffer, Expr
-from bnncc.schedules.templates.window import Segment, Windowed, taps_inside
+from bnncc.schedules.templates.window import Segment, Windowed, rows_inside
 from bnncc.topi_binary.definitions.taps import tap_bounds
 from bnncc.topi_binary.layout import LANES
 
@@ -189,11 +189,7 @@ class Range:
 
     def _inside(self, spec: Windowed, h: Expr, column: Expr, kh: Expr, kw: Expr) -> list[Expr]:
         """Return the conditions under which a tap is inside the image, unless they always hold."""
-        taps, rows = spec.kernel[0], range(spec.window_hw[0])
-        patterns = (
-            {taps_inside(spec, 0, row) for row in (*rows[:taps], *rows[-taps - 1 :])},
-            set(self.segment.taps),
-        )
+        patterns = rows_inside(spec), set(self.segment.taps)
         # All tiles of a segment have the same taps in each column; use the first one.
         places = h, column + self.segment.start
         tests = []

@@ -30,7 +30,7 @@ from bnncc.schedules.templates.kernel import (
     splat,
     store,
 )
-from bnncc.schedules.templates.line_buffer import Strip, keep, ring_size
+from bnncc.schedules.templates.line_buffer import Strip, keep, ring_size, within_height
 from bnncc.schedules.templates.transforms import combine, deinterleave
 from bnncc.topi_binary import filtering
 from bnncc.topi_binary.definitions.terms import bfloat16, to_bfloat16
@@ -102,13 +102,10 @@ class Filtered(ABC):
             return
         old = top + (spec.kernel[0] - spec.strides[0])
         new = top + (strip.rows - 1) * spec.strides[0] + spec.kernel[0]
-        low = self._inside(T.Select(strip.row == strip.first, top, old))
-        with loop(bind(self._inside(new) - low)) as number:
+        low = within_height(spec, T.Select(strip.row == strip.first, top, old))
+        with loop(bind(within_height(spec, new) - low)) as number:
             row = bind(low + number)
             self._along_rows(strip.n, row, self.slot(row))
-
-    def _inside(self, row: Expr) -> Expr:
-        return bind(T.min(T.max(row, const(0)), const(self.spec.height)))
 
     def _pixel(self, n: Expr, y: Expr, x: Expr, channel: Expr) -> list[Expr]:
         return [n, channel, y, x] if self.spec.data_layout == "NCHW" else [n, y, x, channel]

@@ -69,7 +69,7 @@ class Kernel:
         with Operator(spec) as kernel:
             self.spec, (self.data, self.weight, *_) = spec.unpooled, kernel.inputs
             self.rows = Rows(kernel, spec, chunks=chunks, parallel=parallel)
-            self.depth = spec.channels // spec.groups
+            self.depth = spec.channels_per_group
             self.rows.declare(vectors)
             channels = groups(spec.out_channels, vectors, spec.depthwise)
             self.ranges = named(channels, segments(self._image(), columns, self.rows.unit))
@@ -105,7 +105,7 @@ class Kernel:
         x = pixel.w * spec.strides[1] - spec.pads[1] + kw * spec.dilations[1]
         # A partial vector is stored densely; its other lanes read what follows.
         tap = (kh * spec.kernel[1] + kw) * self.depth + channel
-        size = spec.kernel[0] * spec.kernel[1] * self.depth
+        size = spec.window_size * self.depth
         step: Expr = lanes[0]
         if lanes[-1] < lanes[0]:  # arithmetic, since TVM cannot bound a region by a condition
             last = (pixel.block - part.group.first) // (len(lanes) - 1)

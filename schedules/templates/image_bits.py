@@ -38,10 +38,7 @@ from bnncc.schedules.templates.kernel import (
     u32,
 )
 from bnncc.topi_binary.signature import Operator
-from bnncc.topi_binary.spec import GREY, ImageBits
-
-NEIGHBOURS = ((-1, -1), (0, 1), (1, -1))
-"""Row and column offsets of neighbours 0, 3 and 6 of the eight, clockwise from the top left."""
+from bnncc.topi_binary.spec import GREY, NEIGHBOURS, ImageBits
 
 _EDGE = 16
 """Columns of zeros on both sides of a row of grey values, for the neighbours of its ends."""

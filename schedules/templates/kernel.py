@@ -40,9 +40,9 @@ def splat(value: Expr, lanes: int = LANES) -> Expr:
     return tirx.Broadcast(value, lanes)
 
 
-def f32(value: float, lanes: int = LANES) -> Expr:
+def f32(value: float) -> Expr:
     """Return a float constant in every lane."""
-    return splat(tirx.FloatImm("float32", value), lanes)
+    return splat(tirx.FloatImm("float32", value))
 
 
 def u32(value: int, lanes: int = LANES) -> Expr:

@@ -35,7 +35,7 @@ from bnncc.schedules.templates.channel_tiles import (
 )
 from bnncc.schedules.templates.epilogue import emit, views
 from bnncc.schedules.templates.kernel import Expr, bind, const, f32, load, loop, loops, splat, store
-from bnncc.schedules.templates.window import segments
+from bnncc.schedules.templates.window import Windowed, segments
 from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.signature import Operator
@@ -447,6 +447,11 @@ class when:
 def keep(buffer: Any) -> None:
     """Keep scratch memory alive across strips: TVM allocates it in the scope of all its uses."""
     T.buffer_store(buffer, T.float32(0), [const(0)] * len(buffer.shape))
+
+
+def within_height(spec: Windowed, row: Expr) -> Expr:
+    """Return `row`, at least 0 and at most the height of the image."""
+    return bind(T.min(T.max(row, const(0)), const(spec.height)))
 
 
 def ring_size(rows: int) -> int:

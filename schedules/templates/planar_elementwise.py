@@ -47,7 +47,7 @@ from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.layout import LANES, WORD_BITS
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Elementwise
-from bnncc.topi_binary.step import TENSORS, Step, step_inputs, step_outputs
+from bnncc.topi_binary.step import TENSORS, Step, with_tensors, writers
 
 
 def _parts(extent: int, size: int) -> Iterator[tuple[int, int, int]]:
@@ -88,8 +88,8 @@ def _word(
     kernel: Operator, spec: Elementwise, n: Expr, pixel: Expr, valid: int, word: Expr, channels: int
 ) -> None:
     data, *params = kernel.inputs
-    ops = [step.op for step in spec.steps for _ in range(step_outputs(step))]
-    planes = [buffer for buffer, op in zip(kernel.outputs, ops, strict=True) if op == "bits"]
+    made = zip(kernel.outputs, writers(spec.steps), strict=True)
+    planes = [buffer for buffer, step in made if step.op == "bits"]
     packed = [Register("uint32") for _ in planes]
     for register in packed:
         register.set(u32(0))
@@ -124,10 +124,8 @@ def _channel(
     n, channel, pixel, bit = at
     where = [n, channel, const(0), pixel]
     value = to_float(load(data, where, valid), str(data.dtype))
-    inputs, results, words = iter(params), iter(kernel.outputs), iter(packed)
-    for step in steps:
-        taken = [next(inputs) for _ in range(step_inputs(step))]
-        made = [next(results) for _ in range(step_outputs(step))]
+    words = iter(packed)
+    for step, taken, made in with_tensors(steps, params, kernel.outputs):
         if step.op in ("store", "bits"):
             value = T.Bind(value)
         if step.op == "store":
@@ -187,10 +185,8 @@ class _Tile:
         """Load the tile, apply all steps, and store."""
         count = self.spec.data_tensors
         self._load(self.kernel.inputs[:count])
-        inputs, results = iter(self.kernel.inputs[count:]), iter(self.outputs)
-        for step in self.spec.steps:
-            taken = [next(inputs) for _ in range(step_inputs(step))]
-            made = [next(results) for _ in range(step_outputs(step))]
+        params = self.kernel.inputs[count:]
+        for step, taken, made in with_tensors(self.spec.steps, params, self.outputs):
             self._turn(step)
             self.values = [T.Bind(value) for value in self.values]
             if step.op == "store":

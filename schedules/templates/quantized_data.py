@@ -28,7 +28,7 @@ from bnncc.schedules.templates.kernel import (
     splat,
     store,
 )
-from bnncc.schedules.templates.line_buffer import Strip, ring_size
+from bnncc.schedules.templates.line_buffer import Strip, ring_size, within_height
 from bnncc.topi_binary import quantization
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import Conv2d
@@ -100,8 +100,8 @@ class Taps:
         top = strip.row * spec.strides[0] - spec.pads[0]
         reach = top + spec.kernel[0]
         old = T.max(top, reach - spec.strides[0])
-        low = self._inside(T.Select(strip.row == strip.first, top, old))
-        with loop(bind(T.max(self._inside(reach) - low, const(0)))) as number:
+        low = within_height(spec, T.Select(strip.row == strip.first, top, old))
+        with loop(bind(T.max(within_height(spec, reach) - low, const(0)))) as number:
             row = bind(low + number)
             self._convert(strip.n, row, bind(T.bitwise_and(row, const(self.slots - 1))))
         places = []
@@ -123,9 +123,6 @@ class Taps:
     def place(self, x: Expr, number: Expr) -> Expr:
         """Return the index in `line` of word `number` of output column `x`."""
         return x * self.pixel + number * self.spec.packed
-
-    def _inside(self, row: Expr) -> Expr:
-        return bind(T.min(T.max(row, const(0)), const(self.spec.height)))
 
     def _measure(self, n: Expr) -> None:
         """Bind the scale of image `n` and its reciprocal."""

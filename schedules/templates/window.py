@@ -35,6 +35,11 @@ class Segment(NamedTuple):
     taps: tuple[range, ...]
     """For each column of a tile, the taps of a kernel row that are inside the image."""
 
+    @property
+    def columns(self) -> tuple[int, int]:
+        """The first column, and the number of columns."""
+        return self.start, self.width * self.tiles
+
 
 def image(spec: BinaryConv2d) -> tuple[Dim, int, int]:
     """Return the extents of the loops over output pixels: images, rows, columns.
@@ -110,12 +115,16 @@ def joined_tiles(spec: Windowed, sizes: Sequence[int], apart: bool = True) -> li
     return out
 
 
+def rows_inside(spec: Windowed) -> set[range]:
+    """Return the sets of kernel rows that are inside the image in some window."""
+    taps, rows = spec.kernel[0], range(spec.window_hw[0])
+    return {taps_inside(spec, 0, row) for row in (*rows[:taps], *rows[-taps - 1 :])}
+
+
 def row_taps(spec: Windowed, row: Expr) -> tuple[Expr, Expr]:
     """Return the first tap inside the image of the window at output row `row`, and the count."""
     taps = spec.kernel[0]
-    rows = range(spec.output_hw[0])
-    inside = {taps_inside(spec, 0, r) for r in (*rows[:taps], *rows[-taps - 1 :])}
-    if inside == {range(taps)}:
+    if rows_inside(spec) == {range(taps)}:
         return const(0), const(taps)
     low, high = tap_bounds(spec, 0, row)
     low = bind(low)

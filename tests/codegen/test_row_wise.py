@@ -38,7 +38,7 @@ def possible(scheduled: Scheduled, monkeypatch: pytest.MonkeyPatch) -> list[tupl
 
     def chosen(program: Any, fits: Any) -> list[row_wise.Chain]:
         pairs = combinations(range(len(program.calls)), 2)
-        found.extend(p for p in pairs if row_wise.chain(program, *p, 1, fits) is not None)
+        found.extend(p for p in pairs if row_wise.chained(program, *p, 1, fits) is not None)
         return []
 
     with monkeypatch.context() as patch:

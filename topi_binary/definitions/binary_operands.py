@@ -75,7 +75,7 @@ class Operands:
         if spec.per_image:
             return plane[n, (o * self.words + c) * LANES + lane]
         if spec.weight_order == "words":  # the last vector holds only the existing channels
-            run = spec.kernel[0] * spec.kernel[1] * self.words
+            run = spec.window_size * self.words
             return plane[o * (LANES * run) + number * self.width + lane]
         channel = self.channel(o, lane)
         if not self.sliced:

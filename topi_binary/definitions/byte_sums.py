@@ -104,7 +104,7 @@ def cut(spec: BinaryConv2d, form: str) -> Cut:
     """Return how the sums of a form are partitioned."""
     halves, (rows, columns) = spec.weight_order == "halves", spec.kernel
     runs = columns if halves or spec.dilations[1] > 1 else 1
-    full, tail = divmod(layout.words(spec.channels // spec.groups) * columns // runs, 4)
+    full, tail = divmod(layout.words(spec.channels_per_group) * columns // runs, 4)
     full, tail = (1, 0) if halves else (full, tail)
     vectors, planes = full + (tail > 0), 1 + (ZEROS in form)
     # Kernel rows that do not fit together in bytes are widened one by one.

@@ -94,8 +94,8 @@ def conv2d(operator: Operator, spec: Conv2d, form: str = "") -> None:
 
 
 def _direct(spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]) -> Buffer:
-    depth, per_out = spec.channels // spec.groups, spec.out_channels // spec.groups
-    run = spec.kernel[0] * spec.kernel[1] * depth
+    depth, per_out = spec.channels_per_group, spec.out_channels // spec.groups
+    run = spec.window_size * depth
     # Lanes beyond the last channel have weights too; their sums are not used.
     extents = (*extents[:3], layout.blocks(spec.out_channels) * LANES) if spec.shared else extents
 
@@ -173,7 +173,7 @@ def _of_words(spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ..
     As in `few_bit_conv2d`, the lanes of a vector of output channels are a separate block.
     """
     words, packed = quantization.words_of_pixel(spec), spec.packed == 2
-    depth, taps = words * spec.packed, spec.kernel[0] * spec.kernel[1]
+    depth, taps = words * spec.packed, spec.window_size
 
     def rounded(n: Expr, y: Expr, x: Expr, c: Expr) -> Expr:
         there = c if depth == spec.channels else T.min(c, int64(spec.channels - 1))

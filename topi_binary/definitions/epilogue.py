@@ -46,8 +46,7 @@ from bnncc.topi_binary.step import (
     NUMBERS,
     Step,
     output_kinds,
-    step_inputs,
-    step_outputs,
+    with_tensors,
 )
 
 MAX_XORS = 7
@@ -277,10 +276,7 @@ class Steps:
         self, steps: Sequence[Step], params: Sequence[Buffer], outputs: Sequence[Buffer]
     ) -> Values:
         """Write steps in order; return the final value, or None if no step used it."""
-        inputs, results = iter(params), iter(outputs)
-        for number, step in enumerate(steps):
-            taken = [next(inputs) for _ in range(step_inputs(step))]
-            made = [next(results) for _ in range(step_outputs(step))]
+        for number, (step, taken, made) in enumerate(with_tensors(steps, params, outputs)):
             name = f"{step.op}_{number}"
             if self._halved_value and not (
                 step.op in ("threshold", "affine") or step.way.startswith("acc")

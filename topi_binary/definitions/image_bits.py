@@ -7,10 +7,7 @@ from tvm.tirx.script import builder as T
 from bnncc.topi_binary.definitions.blocks import Expr, differ, int64, pack
 from bnncc.topi_binary.definitions.taps import clamped, inside, pixel
 from bnncc.topi_binary.signature import Operator
-from bnncc.topi_binary.spec import GREY, ImageBits
-
-NEIGHBOURS = ((-1, -1), (0, 1), (1, -1))
-"""Neighbours as (row, column) offsets: top left, right, bottom left."""
+from bnncc.topi_binary.spec import GREY, NEIGHBOURS, ImageBits
 
 
 def image_bits(operator: Operator, spec: ImageBits) -> None:

@@ -72,7 +72,7 @@ def taps_outside(spec: Any, h: Expr, w: Expr) -> Expr:
         before, after = _leaves(spec, axis)
         low, high = low if before else int64(0), high if after else int64(spec.kernel[axis])
         counts.append(T.max(high - low, int64(0)))
-    return T.Cast("int32", spec.kernel[0] * spec.kernel[1] - counts[0] * counts[1])
+    return T.Cast("int32", spec.window_size - counts[0] * counts[1])
 
 
 def clamped(spec: Any, row: Expr, column: Expr) -> tuple[Expr, Expr]:
@@ -138,8 +138,7 @@ def flattened(spec: Flat) -> Flat:
         return replace(spec, **changed)
     if isinstance(spec, BinaryConv2d):
         return spec
-    pointwise = spec.kernel == (1, 1) and spec.strides == (1, 1) and not any(spec.pads)
     planar = spec.data_layout == "NCHW" or any(s.layout == "NCHW" for s in spec.steps)
-    if not pointwise or planar or getattr(spec, "pool", None) is not None:
+    if not spec.pointwise or planar or getattr(spec, "pool", None) is not None:
         return spec
     return replace(spec, height=1, width=spec.height * spec.width)

@@ -12,9 +12,9 @@ from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
 
 def binary_word(spec: BinaryConv2d, weight: Buffer, o: Expr, kh: Expr, kw: Expr, c: Expr) -> Expr:
     """Return word `c` of a tap of output channel `o`; see `layout.pack_conv_weight` and `tiles`."""
-    words = layout.words(spec.channels // spec.groups)
+    words = layout.words(spec.channels_per_group)
     number = (kh * spec.kernel[1] + kw) * words + c
-    run = spec.kernel[0] * spec.kernel[1] * words
+    run = spec.window_size * words
     if spec.weight_order == "words":
         return weight[lane_major(spec.out_channels, run, o, number)]
     if spec.weight_order == "nibbles":

@@ -105,7 +105,7 @@ def _sliced_signs(
 def _read_data(spec: BinaryConv2d, planes: Array) -> Array:
     if spec.weight_order == "sliced":
         return words_to_bits(planes, spec.channels)
-    per_group = spec.channels // spec.groups
+    per_group = spec.channels_per_group
     count = -(-per_group // 32)
     parts = [
         words_to_bits(planes[..., g * count : (g + 1) * count], per_group)
@@ -116,7 +116,7 @@ def _read_data(spec: BinaryConv2d, planes: Array) -> Array:
 
 def read_binary_weight(spec: BinaryConv2d, packed: Array) -> Array:
     """Return weights +1/-1, shape (out_channels, kernel_h, kernel_w, channels per group)."""
-    per_group = spec.channels // spec.groups
+    per_group = spec.channels_per_group
     count = -(-per_group // 32)
     height, width = spec.kernel
     if spec.weight_order == "nibbles":
@@ -200,7 +200,7 @@ def accumulate(spec: BinaryConv2d, bits: Array, zeros: Array, weight: Array) -> 
         If an accumulator is a half-integer, but `spec` is not ``doubled``.
     """
     low = 0 if spec.mode == "and" else -1
-    total = spec.kernel[0] * spec.kernel[1] * (spec.channels // spec.groups)
+    total = spec.window_size * spec.channels_per_group
     kind = np.float32 if total < 2**24 else np.float64  # exact either way
     values = np.where(zeros, 0, np.where(bits, 1, low)).astype(kind)
     padded = windows.pad(spec, values, spec.pad_value)

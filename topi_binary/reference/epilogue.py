@@ -53,7 +53,7 @@ def apply_steps(
         elif step.op == "store":
             with np.errstate(over="ignore"):  # beyond 65504, float16 is infinite
                 stored = value.astype(step.dtype)
-            outputs.append(stored.transpose(0, 3, 1, 2) if step.layout == "NCHW" else stored)
+            outputs.append(_laid_out(stored, step))
         else:
             value = _apply(step, value, stream, channels)
     return outputs
@@ -64,6 +64,11 @@ def nhwc(array: Array, where: str = "NHWC") -> Array:
     if array.ndim == 2:
         return array[:, None, None, :]
     return array.transpose(0, 2, 3, 1) if where == "NCHW" else array
+
+
+def _laid_out(array: Array, step: Step) -> Array:
+    """Return an output in NHWC in the layout of its step."""
+    return array.transpose(0, 3, 1, 2) if step.layout == "NCHW" else array
 
 
 def finished(
@@ -142,11 +147,11 @@ def level_outputs(
             out = (level.astype(np.longdouble) * np.float32(step.hi) + np.float32(step.lo)).astype(
                 np.float32
             )
-            made.append(out.transpose(0, 3, 1, 2) if step.layout == "NCHW" else out)
+            made.append(_laid_out(out, step))
         elif kind == "table":
             assert table is not None
             out = table[level]
-            made.append(out.transpose(0, 3, 1, 2) if step.layout == "NCHW" else out)
+            made.append(_laid_out(out, step))
         else:
             dtype = {"bytes": "<u1", "pairs": "<u2", "floats": "<f4"}[kind]
             wide = np.zeros((*level.shape[:-1], -(-channels // 16) * 16), dtype)

@@ -41,7 +41,7 @@ def few_bit_conv2d(spec: FewBitConv2d, inputs: Sequence[Array]) -> list[Array]:
 
 def _read_weight(spec: FewBitConv2d, packed: Array) -> Array:
     """Return integer weights, shape (out_channels, kernel_h, kernel_w, channels per group)."""
-    depth = spec.channels // spec.groups
+    depth = spec.channels_per_group
     planes = spec.weight_bits if spec.method in ("xor", "and") else 1
     blocks = -(-spec.out_channels // 16)
     if spec.method == "packed":  # four blocks lie side by side, or those that are left

@@ -36,7 +36,7 @@ Array = Any
 def conv2d(spec: Conv2d, inputs: Sequence[Array]) -> list[Array]:
     """Compute a float convolution with its pooling and epilogue, without filtering."""
     data = nhwc(inputs[0], spec.data_layout).astype(np.float64)
-    taps, depth = spec.kernel, spec.channels // spec.groups
+    taps, depth = spec.kernel, spec.channels_per_group
     unit = np.ones(data.shape[0])
     if spec.operands != "float32":
         data, unit = _rounded(spec, data)
@@ -80,7 +80,7 @@ def _unpacked(spec: Conv2d, packed: Array) -> Array:
         return _joined_terms(spec, packed)
     if quantization.apart(spec):
         depth += -depth % spec.packed
-    size = spec.kernel[0] * spec.kernel[1] * depth
+    size = spec.window_size * depth
     starts = spec.packed == 4
     rows = -(-size // spec.packed) + starts
     out = np.zeros((spec.out_channels, *spec.kernel, spec.channels))

@@ -85,6 +85,6 @@ def _named(content: bytes, where: str, name: str) -> onnx.ModelProto:
     try:
         model = to_onnx(content)
     except BnnccError as error:
-        raise type(error)(f"{where}: {error}", hint=error.hint) from error
+        raise error.within(where) from error
     model.graph.name = name
     return model

@@ -10,7 +10,7 @@ import io
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bnncc.errors import ModelError, UsageError
+from bnncc.errors import ModelError, UsageError, message_lines
 
 
 def is_torch(model: object) -> bool:
@@ -200,7 +200,7 @@ def _named(operator: Any) -> str:
 
 def _reason(error: Exception) -> tuple[str, str]:
     """Return torch's reason for a failed export, and a hint."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
+    lines = message_lines(error)
     hint = "make torch.export.export(model.eval(), example_inputs) work first"
     if "fake tensor" in lines[0]:
         hint = (

@@ -11,6 +11,7 @@ import numpy as np
 
 from bnncc.frontend.pytorch.program import Ref
 from bnncc.frontend.pytorch.site import FLOATS, Name, Rule, Site, Value
+from bnncc.ir.moves import inverse
 
 _PREFIXES = 1024
 """Maximum length of an axis whose prefixes are computed one by one."""
@@ -153,9 +154,9 @@ def _index_put(site: Site) -> Name:
     # Values have the shape of x[indices], or one that broadcasts to it.
     shape = site.emit("Shape", [_index(site)])
     spread: Name = site.emit("Expand", [site.cast(values, x.dtype), shape])
-    spread = _ordered(site, spread, [order.index(k) for k in range(len(order))])
+    spread = _ordered(site, spread, inverse(order))
     made = site.emit("ScatterND", [data, together, spread], reduction="add" if accumulate else None)
-    return _ordered(site, made, [perm.index(k) for k in range(x.rank)])
+    return _ordered(site, made, inverse(perm))
 
 
 def _masked(site: Site, x: Value, mask: Value, values: Value, accumulate: bool) -> Name:
@@ -352,7 +353,7 @@ def put_diagonal(site: Site, x: Value, source: Name) -> Name:
     order[places] = area + np.arange(len(places))
     made = site.emit("Gather", [both, site.ints_const(order.tolist())], axis=x.rank - 2)
     made = site.reshape(made, [*lead, *sizes])
-    return site.transpose(made, [perm.index(k) for k in range(x.rank)])
+    return site.transpose(made, inverse(perm))
 
 
 def _diagonal_scatter(site: Site) -> Name:

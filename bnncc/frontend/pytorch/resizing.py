@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from bnncc.frontend.pytorch.site import Name, Rule, Site, Value
+from bnncc.ir.dims import is_static
 
 _POOLS = (1, 2, 3)
 
@@ -85,7 +86,7 @@ def _smooth(mode: str, site: Site) -> Name:
     if all(f is not None for f in factors) and not corners:
         scales = site.const([1, 1, *[f or 1 for f in factors]], "float32")
         return site.emit("Resize", [x, "", scales], **attrs)
-    if not all(isinstance(n, int) for n in sizes) or not isinstance(x.shape[1], int):
+    if not is_static(sizes) or not isinstance(x.shape[1], int):
         raise site.refuse("to a dynamic size")
     wanted = site.ints_const(list(sizes))
     return site.emit("Resize", [x, "", "", wanted], axes=list(range(2, x.rank)), **attrs)

@@ -11,6 +11,7 @@ import numpy as np
 
 from bnncc.frontend.pytorch.program import Ref
 from bnncc.frontend.pytorch.site import MAX_PARAMETER, Name, Rule, Site, Value
+from bnncc.ir.dims import is_static
 
 _END = (1 << 63) - 1
 
@@ -105,7 +106,7 @@ def _as_strided(site: Site) -> Name:
     x, size, stride = site.tensor("self"), site.get("size"), site.get("stride")
     start = site.get("storage_offset") or 0
     numbers = [*size, *stride, start, *x.shape]
-    if not site.contiguous("self") or not all(isinstance(n, int) for n in numbers):
+    if not site.contiguous("self") or not is_static(numbers):
         raise site.refuse("of a view, or of what is dynamic")
     places = start + sum(
         (np.arange(n).reshape(-1, *[1] * (len(size) - k - 1)) * step)

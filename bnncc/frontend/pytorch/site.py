@@ -11,6 +11,7 @@ from onnx import helper
 from bnncc.errors import ShapeError, UnsupportedOp
 from bnncc.frontend.formula import Number
 from bnncc.frontend.pytorch.program import Call, Meta, Ref
+from bnncc.ir.dims import is_static
 from bnncc.ir.graph import Dim, Node, elements
 
 
@@ -154,7 +155,7 @@ class Site:
 
     def sizes(self, dims: Sequence[Any], unknown: str) -> list[int]:
         """Return sizes, which must be known; otherwise raise an error with the text `unknown`."""
-        if not all(isinstance(d, int) for d in dims):
+        if not is_static(dims):
             raise self.refuse(unknown)
         return list(dims)
 
@@ -251,7 +252,7 @@ class Site:
 
     def shape(self, dims: Sequence[Any]) -> str:
         """Return a vector of numbers and symbols (`Ref`)."""
-        if all(isinstance(d, int) for d in dims):
+        if is_static(dims):
             return self.ints_const(dims)
         parts = [self.value(d) if isinstance(d, Ref) else self.ints_const([d]) for d in dims]
         only = parts[0]
@@ -261,7 +262,7 @@ class Site:
 
     def shape_of(self, value: Value) -> str:
         """Return the shape of `value` as a vector."""
-        if all(isinstance(d, int) for d in value.shape):
+        if is_static(value.shape):
             return self.ints_const([d for d in value.shape if isinstance(d, int)])
         return self.emit("Shape", [value])
 

@@ -8,6 +8,7 @@ from bnncc.errors import UnsupportedOp
 from bnncc.frontend.pytorch.picking import placed, put_diagonal
 from bnncc.frontend.pytorch.program import Call, Meta, Ref
 from bnncc.frontend.pytorch.site import Name, Site, Value
+from bnncc.ir.moves import inverse
 
 _WHOLE = {
     *("alias.default", "detach.default", "view.default", "unsqueeze.default", "squeeze.dim"),
@@ -107,7 +108,7 @@ def put_back(site: Site, name: str, parent: str, value: Name, writer: Call) -> N
         return site.emit("Reshape", [value, site.shape_of(source)])
     if call.target == "permute.default":
         dims = [d % source.rank for d in call.args["dims"]]
-        return site.transpose(value, [dims.index(k) for k in range(source.rank)])
+        return site.transpose(value, inverse(dims))
     if call.target == "transpose.int":
         a, b = (call.args[k] % source.rank for k in ("dim0", "dim1"))
         perm = list(range(source.rank))
