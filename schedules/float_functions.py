@@ -97,9 +97,11 @@ class _Writer:
 
     def least(self, limit: float, value: Expr) -> Expr:
         """Return the minimum; NaN is preserved."""
+        value = self.shared(value)
         return tirx.Select(self.number(limit) < value, self.number(limit), value)
 
     def most(self, limit: float, value: Expr) -> Expr:
+        value = self.shared(value)
         return tirx.Select(self.number(limit) > value, self.number(limit), value)
 
     def polynomial(self, x: Expr, factors: Sequence[float]) -> Expr:

@@ -15,6 +15,7 @@ import bnncc.schedules.generic as generic
 from bnncc import schedules
 from bnncc.codegen import gpu, in_place, memory
 from bnncc.codegen.arguments import mark_trusting
+from bnncc.codegen.fusion import LimitFusion
 from bnncc.codegen.ops import register
 from bnncc.codegen.outputs import with_outputs
 from bnncc.codegen.sizes import SortSizes
@@ -71,6 +72,7 @@ def legalize(module: tvm.IRModule, target: TargetSpec) -> tvm.IRModule:
             SortSizes(),
             transform.AnnotateTIROpPattern(),
             transform.FoldConstant(),
+            LimitFusion(),
             transform.FuseOps(),
             transform.FuseTIR(),
             # It cannot analyse our kernels, so it runs before they are legalized.

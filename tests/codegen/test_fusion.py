@@ -1,0 +1,45 @@
+"""Chains of operators, whose expressions grow with a power of their length if all are fused."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+import bnncc
+from tests.tiny import BASELINE
+
+
+def chain(operator: str, length: int) -> onnx.ModelProto:
+    """Return a network of operators in a row; `Silu` is written with two."""
+    nodes = []
+    for number in range(length):
+        x, y = f"v{number}", f"v{number + 1}"
+        if operator == "Silu":
+            nodes += [f"s{number} = Sigmoid({x})", f"{y} = Mul({x}, s{number})"]
+        else:
+            nodes += [f"{y} = {operator}({x})"]
+    return onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 20]> '
+        f"g (float[2, 37] v0) => (float[2, 37] v{length}) {{ {'; '.join(nodes)} }}".replace(
+            "; ", "\n"
+        )
+    )
+
+
+@pytest.mark.parametrize("operator", ["Tanh", "Elu", "Softplus", "Silu"])
+def test_long_chains_compile_and_are_right(operator: str) -> None:
+    model = chain(operator, 12)
+    artifact = bnncc.compile(model, target=BASELINE, threads=1)
+    assert len(artifact.report["kernels"]) > 1
+    x = np.random.default_rng(0).standard_normal((2, 37)).astype(np.float32)
+    (want,) = ReferenceEvaluator(model).run(None, {"v0": x})
+    (made,) = artifact.run({"v0": x}).values()
+    np.testing.assert_allclose(made, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("operator", ["Silu", "Gelu", "Softplus"])
+def test_activations_are_one_kernel(operator: str) -> None:
+    artifact = bnncc.compile(chain(operator, 1), target=BASELINE, threads=1)
+    assert len(artifact.report["kernels"]) == 1
