@@ -302,7 +302,7 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "INPUT=OUTPUT",
         option(parse_in_place),
     )
-    add(
+    add_repeatable(
         group,
         "--input-uint8",
         "read an image input as bytes: the network gets (pixel - mean) * scale, each one number or "
