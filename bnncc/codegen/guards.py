@@ -65,7 +65,9 @@ def divided(bb: relax.BlockBuilder, op: Any, value: Any, divisor: Any) -> Any:
     last = relax.op.equal(divisor, relax.const(-1, dtype))
     result = op(value, relax.op.where(last, one, safe))
     if op is relax.op.divide:
-        return bb.emit(relax.op.where(last, relax.op.subtract(zero, value), result))
+        # The product is not `where(last, -value, result)`: LLVM reduces that, on vectors, to a
+        # division by -1.
+        result = relax.op.multiply(result, relax.op.where(last, relax.const(-1, dtype), one))
     return bb.emit(result)
 
 

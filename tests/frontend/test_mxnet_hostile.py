@@ -134,7 +134,9 @@ def test_json_that_would_exhaust_the_parser(tmp_path: Path, text: str) -> None:
 
 def test_parameters_alone_and_with_other_formats_are_refused(tmp_path: Path) -> None:
     _, params = small(32).write(tmp_path)
-    with pytest.raises(ModelError, match="parameters of an MXNet network"):
+    with pytest.raises(
+        ModelError, match=r"file of MXNet parameters \(give the network.s -symbol.json\)"
+    ):
         load(as_onnx(params))
     with pytest.raises(UsageError, match="--params takes a"):
         as_onnx(params, params=params)

@@ -110,19 +110,19 @@ def test_a_symbolic_axis() -> None:
 @pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "uint32"])
 @pytest.mark.parametrize("op", ["Div", "Mod"])
 def test_divisors(op: str, dtype: str) -> None:
-    proto = one(op, ["a", "c"], {"a": (dtype, [7]), "c": (dtype, [7])})
+    proto = one(op, ["a", "c"], {"a": (dtype, [35]), "c": (dtype, [35])})  # vectors and a rest
     artifact = compiled(proto)
     least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
     signed = least < 0
-    a = np.array([least, least, 7, 100, most, most, 5]).astype(dtype)
-    c = np.array([2, 3, -2 if signed else 2, 7, most, 1, most]).astype(dtype)
+    a = np.tile(np.array([least, least, 7, 100, most, most, 5]).astype(dtype), 5)
+    c = np.tile(np.array([2, 3, -2 if signed else 2, 7, most, 1, most]).astype(dtype), 5)
     (wanted,) = ort.InferenceSession(proto.SerializeToString()).run(None, {"a": a, "c": c})
     np.testing.assert_array_equal(artifact.run({"a": a, "c": c})["y"], wanted)
     np.testing.assert_array_equal(evaluate(load(proto), {"a": a, "c": c})["y"], wanted)
     with pytest.raises(InputError, match=r"`c` holds 0 at \[1\] .*, expected not 0"):
-        artifact.run({"a": a, "c": np.array([1, 0, 1, 1, 0, 1, 1]).astype(dtype)})
+        artifact.run({"a": a, "c": np.tile([1, 0, 1, 1, 0, 1, 1], 5).astype(dtype)})
     if signed:  # what processors trap at, too; the quotient wraps
-        minus = np.full(7, -1).astype(dtype)
+        minus = np.full(35, -1).astype(dtype)
         made = artifact.run({"a": a, "c": minus})["y"]
         assert made.tolist() == (np.negative(a) if op == "Div" else 0 * a).tolist()
 

@@ -41,7 +41,7 @@ def test_each_step_is_written_and_timed(tmp_path: Path, capsys: pytest.CaptureFi
         assert purposes[step.name] == step.purpose
         assert f"# {step.purpose}\n" in (ir / files[wanted.index(step.name)]).read_text()
     assert [*steps] == [
-        *("load", "options", *names, "confirm passes", "relax", "legalize", "measure"),
+        *("start TVM", "load", "options", *names, "confirm passes", "relax", "legalize", "measure"),
         *("schedule", "build", "link", "self-check"),
     ]
     assert sum(steps.values()) == pytest.approx(100, abs=0.1 * len(steps))

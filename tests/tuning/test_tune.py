@@ -544,7 +544,8 @@ def test_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["--target", "arm64"], "this machine cannot run arm64"),
         (["--measure", "instructions"], "is for Arm"),
         (["--tracker", "127.0.0.1:1"], "--tracker needs --key"),
-        (["--untuned"], "tune takes at most one"),
+        (["--untuned"], "--untuned cannot be combined with `tune`"),
+        (["--tuning-dir", "other"], "tune takes at most one"),
     ):
         assert cli.main(["tune", model, "--tuning-dir", str(tmp_path), *options]) in (1, 2)
         assert says in capsys.readouterr().err
