@@ -15,6 +15,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from bnncc.codegen.ops import OPAQUE
 from bnncc.schedules.float_functions import FUNCTIONS
 
 LIMIT = 8000
@@ -24,8 +25,8 @@ compilation takes about one second more."""
 _PER_FUNCTION = 100
 """Reads of an operand in the polynomial that replaces a function; see `float_functions`."""
 
-_OPAQUE, _REDUCTION = 8, 3
-"""TVM's patterns: never fused, and the first one whose result later operators do not repeat."""
+_REDUCTION = 3
+"""The first of TVM's patterns whose result later operators do not repeat."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="LimitFusion")
@@ -44,8 +45,8 @@ class LimitFusion:
                     continue
                 kernel = call.args[0]
                 func = module[kernel]
-                pattern = int(func.attrs.get("op_pattern", _OPAQUE))
-                if pattern >= _OPAQUE or kernel in excluded:
+                pattern = int(func.attrs.get("op_pattern", OPAQUE))
+                if pattern >= OPAQUE or kernel in excluded:
                     continue
                 if kernel.name_hint not in factors:
                     factors[kernel.name_hint] = _factors(func)
@@ -53,7 +54,7 @@ class LimitFusion:
                 operands = [visits.get(arg, 1) for arg in call.args[1].fields]
                 total = factor * sum(map(math.prod, zip(reads, operands, strict=False)))
                 if total > LIMIT:
-                    excluded[kernel] = func.with_attr("op_pattern", _OPAQUE)
+                    excluded[kernel] = func.with_attr("op_pattern", OPAQUE)
                 elif pattern < _REDUCTION:
                     visits[binding.var] = total
         return tvm.IRModule({**dict(module.functions_items()), **excluded}, attrs=module.attrs)

@@ -15,10 +15,9 @@ from tvm import relax, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
+from bnncc.codegen.ops import OPAQUE
 from bnncc.codegen.sizes import renamed, symbols_of
 from bnncc.ir.demands import MARK, Demand
-
-_OPAQUE = 8
 
 
 def checked(bb: relax.BlockBuilder, demand: Demand, value: Any, sizes: Sequence[Any]) -> Any:
@@ -82,7 +81,7 @@ def _kernel(demand: Demand, kind: Any, sizes: Sequence[Any]) -> tirx.PrimFunc:
     message = f"{MARK}{_plain(str(demand))}"
     with IRBuilder() as builder:
         with T.prim_func(s_tir=True):
-            T.func_attr({"op_pattern": _OPAQUE, "tirx.is_scheduled": True})
+            T.func_attr({"op_pattern": OPAQUE, "tirx.is_scheduled": True})
             given = T.arg("given", T.buffer(shape, dtype))
             for name, size in free.items():
                 T.arg(name, size)

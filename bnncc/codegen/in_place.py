@@ -17,6 +17,7 @@ from tvm import relax, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
+from bnncc.codegen.ops import OPAQUE
 from bnncc.codegen.outputs import INTO, origin, values
 from bnncc.codegen.sizes import renamed, symbols_of
 from bnncc.errors import UsageError
@@ -28,7 +29,6 @@ PAIRS = "bnncc.in_place"
 """Attribute of ``main``: position of an input, then of the output that continues it, and so on."""
 
 _APPENDS = "bnncc.appends"
-_OPAQUE = 8
 
 
 def append(
@@ -51,7 +51,7 @@ def _kernel(kinds: list[Any], axis: int, free: list[str]) -> tirx.PrimFunc:
     shapes = [[renamed(size, named) for size in kind.shape.values] for kind in kinds]
     with IRBuilder() as builder:
         with T.prim_func(s_tir=True):
-            T.func_attr({"op_pattern": _OPAQUE, "tirx.is_scheduled": True, _APPENDS: True})
+            T.func_attr({"op_pattern": OPAQUE, "tirx.is_scheduled": True, _APPENDS: True})
             past, new = (
                 T.arg(name, T.buffer(shape, dtype))
                 for name, shape in zip(("past", "new"), shapes, strict=False)

@@ -23,7 +23,8 @@ from bnncc.topi_binary.build import aliases, input_types, output_types
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import KINDS, OPERATORS, Spec
 
-_OPAQUE = 8
+OPAQUE = 8
+"""TVM's pattern of operators that it never fuses."""
 _NEVER_MIXED = 2
 
 _KIND_OF: dict[str, Any] = {name: kind for kind in KINDS for name in kind.operators}
@@ -125,7 +126,7 @@ def _infer(call: relax.Call, bb: relax.BlockBuilder) -> relax.Type:
 
 def _legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     spec = spec_of(call)
-    func = define(spec).with_attr("op_pattern", _OPAQUE)
+    func = define(spec).with_attr("op_pattern", OPAQUE)
     kernel = bb.add_func(func, _short(str(call.op.name)))
     out = call.ty
     fields = list(out.fields) if isinstance(out, relax.TupleType) else out
