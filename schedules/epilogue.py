@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import s_tir, tirx
+from tvm import s_tir
 
+from bnncc.schedules.expressions import depends, small_when_inlined
 from bnncc.schedules.intrin_portable import LOAD_FIRST, PACK
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.layout import LANES
@@ -68,7 +69,8 @@ def _inline(sch: s_tir.Schedule, block: Any) -> None:
     for step, body in steps:
         made = body.writes[0].source
         readers = [b for _, b in steps if any(read.source.same_as(made) for read in b.reads)]
-        if len(readers) == 1 and {id(body), id(readers[0])} <= whole:
+        inlinable = len(readers) == 1 and {id(body), id(readers[0])} <= whole
+        if inlinable and small_when_inlined(sch, step):
             sch.compute_inline(step)
 
 
@@ -91,8 +93,3 @@ def _loads_floats(step: Any) -> bool:
         return False
     loaded = step.body.value.args[1]
     return isinstance(loaded, tvm.ir.TensorLoad) and loaded.source.dtype == "float32"
-
-
-def depends(expr: Any, var: tirx.Var) -> bool:
-    """Return whether `expr` contains `var`."""
-    return any(other.same_as(var) for other in tirx.analysis.undefined_vars(expr, []))

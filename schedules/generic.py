@@ -22,7 +22,7 @@ from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 
 from bnncc.schedules import multithreading, ranges
-from bnncc.schedules.epilogue import depends
+from bnncc.schedules.expressions import depends, of_kind, small_when_inlined
 from bnncc.schedules.space import Point
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import Spec
@@ -51,9 +51,6 @@ TOGETHER = 8
 LINES = 8
 """Cache lines from which a transposed block reads at once: the associativity of the L1 cache,
 because lines whose addresses differ by a power of two share a set."""
-
-MAX_NODES = 512
-"""Maximum size of a block's expression; an expression inlined into two reads counts twice."""
 
 _SPATIAL, _REDUCE = 0, 2
 
@@ -118,7 +115,7 @@ def _scheduled(func: tirx.PrimFunc, vectors: _Vectors, threads: int) -> tirx.Pri
         return None
     # 1 normalize
     for name in names:
-        if _only_elementwise_consumers(sch, name) and small_when_inlined(sch, name):
+        if _only_elementwise_consumers(sch, name) and small_when_inlined(sch, sch.get_sblock(name)):
             sch = attempt(sch, _inline, name)
     left = [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
     # 2 to 5, block by block
@@ -222,18 +219,6 @@ def _only_elementwise_consumers(sch: s_tir.Schedule, name: str) -> bool:
         return False
     consumers = sch.get_consumers(block)
     return bool(consumers) and all(_REDUCE not in _kinds(sch, c) for c in consumers)
-
-
-def small_when_inlined(sch: s_tir.Schedule, name: str) -> bool:
-    """Whether the readers of a block stay small enough if its expression is inlined."""
-    block = sch.get_sblock(name)
-    made = sch.get(block).writes[0].source
-    size = len(_of_kind(sch.get(block).body, tvm.ir.Expr))
-    for consumer in sch.get_consumers(block):
-        found = _of_kind(sch.get(consumer).body, tvm.ir.Expr)
-        if len(found) + size * sum(e.same_as(made) for e in found) > MAX_NODES:
-            return False
-    return True
 
 
 def _extent(sch: s_tir.Schedule, loop: Loop) -> int:
@@ -398,22 +383,16 @@ def _indices(statement: s_tir.SBlock) -> list[list[Any]]:
 
 def _loads(statement: s_tir.SBlock) -> list[list[Any]]:
     """Return the index of each element that is read; [] if any is data-dependent."""
-    known, found = _ranges(statement), _of_kind(statement.body, tvm.ir.TensorLoad)
-    if any(_of_kind(index, tvm.ir.TensorLoad) for load in found for index in load.indices):
+    known, found = _ranges(statement), of_kind(statement.body, tvm.ir.TensorLoad)
+    if any(of_kind(index, tvm.ir.TensorLoad) for load in found for index in load.indices):
         return []
     return [[known.simplify(index) for index in load.indices] for load in found]
-
-
-def _of_kind(node: Any, kind: Any) -> list[Any]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(node, (kind, found.append), order="post")
-    return found
 
 
 def _divisors(indices: list[Any]) -> list[int]:
     """Return the divisors in index expressions."""
     kinds = (tirx.FloorDiv, tirx.FloorMod)
-    found = [node.b for index in indices for node in _of_kind(index, kinds)]
+    found = [node.b for index in indices for node in of_kind(index, kinds)]
     return [int(number) for number in found if isinstance(number, tirx.IntImm)]
 
 

@@ -16,7 +16,8 @@ from tvm import s_tir, tirx
 
 from bnncc.schedules import ranges
 from bnncc.schedules.epilogue import BLOCKS
-from bnncc.schedules.generic import attempt, small_when_inlined
+from bnncc.schedules.expressions import small_when_inlined
+from bnncc.schedules.generic import attempt
 
 _SPATIAL, _REDUCED = 0, 2
 
@@ -129,7 +130,7 @@ def _inlined(sch: s_tir.Schedule, name: str, step: str) -> None:
     blocks = [sch.get(b) for b in sch.get_child_blocks(sch.get_sblock(name))]
     readers = [b for b in blocks if any(read.source.same_as(made) for read in b.reads)]
     inlinable = len(readers) == 1 and isinstance(body.body, tirx.BufferStore)
-    if inlinable and small_when_inlined(sch, step):
+    if inlinable and small_when_inlined(sch, sch.get_sblock(step)):
         sch.compute_inline(step)
 
 

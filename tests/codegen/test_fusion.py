@@ -43,3 +43,22 @@ def test_long_chains_compile_and_are_right(operator: str) -> None:
 def test_activations_are_one_kernel(operator: str) -> None:
     artifact = bnncc.compile(chain(operator, 1), target=BASELINE, threads=1)
     assert len(artifact.report["kernels"]) == 1
+
+
+@pytest.mark.parametrize("shape", ["2, 37", "1, 24, 3, 3"], ids=["rows", "image"])
+@pytest.mark.parametrize("target", [BASELINE, "arm64"])
+def test_long_chains_of_steps_of_a_kernel_compile_and_are_right(shape: str, target: str) -> None:
+    """A LeakyRelu reads its operand three times; many in a row are one kernel of bnncc."""
+    text = "\n".join(f"v{i + 1} = LeakyRelu<alpha={0.9 - 0.01 * i}>(v{i})" for i in range(40))
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 16]> '
+        f"g (float[{shape}] v0) => (float[{shape}] v40) {{ {text} }}"
+    )
+    artifact = bnncc.compile(model, target=target, threads=1)
+    assert len(artifact.report["kernels"]) == 1
+    if target != BASELINE:
+        return
+    x = np.random.default_rng(0).standard_normal([int(d) for d in shape.split(",")])
+    (want,) = ReferenceEvaluator(model).run(None, {"v0": x.astype(np.float32)})
+    (made,) = artifact.run({"v0": x.astype(np.float32)}).values()
+    np.testing.assert_allclose(made, want, rtol=1e-5, atol=1e-7)
