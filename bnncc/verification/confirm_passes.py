@@ -22,7 +22,7 @@ from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import is_float
 from bnncc.ir.magnitude import PRODUCTS, coarseness
-from bnncc.ir.moves import VIEW
+from bnncc.ir.moves import VIEW, VIEWS
 from bnncc.ir.spread import Spread, are_dyadic, are_multiples, exactly_whole, spread
 from bnncc.ir.ties import TIE
 from bnncc.recognise.ramps import find_ramps
@@ -158,6 +158,7 @@ def compare_passes(
             *(f for f in forms.get(name, ()) if f.tensor != tensor),
         )
     forms = {name: held for name, held in forms.items() if held}
+    _add_viewed(physical, forms)
     tensors = {form.tensor for held in forms.values() for form in held}
     wanted = evaluate(model, feeds, tensors) if values is None else values(tensors)
     relaxed, settled = sign_zero != "exact", dict(feeds)
@@ -181,6 +182,19 @@ def compare_passes(
             return wrong
         settled[name] = nearest(run.wanted[name], run.unheld[name])
         wanted = evaluate(model, settled, tensors)
+
+
+def _add_viewed(physical: Graph, forms: dict[str, tuple[Form, ...]]) -> None:
+    """Add tensors that represent one of the model in another shape: those a view is taken of.
+
+    Kernels that read them without the view would else not get the model's values.
+    """
+    for node in reversed(physical.nodes):
+        if node.op not in (VIEW, *VIEWS) or node.inputs[0] in forms:
+            continue
+        viewed = tuple(f for f in forms.get(node.outputs[0], ()) if f.kind == "NCHW")
+        if viewed:
+            forms[node.inputs[0]] = viewed
 
 
 def _comparable(physical: Graph, model: Graph, name: str, form: Form) -> bool:
@@ -231,8 +245,11 @@ class _Run:
     def _compare(self, maker: str, name: str, value: Array) -> Array:
         """Return the expected value of `name`; record the differences."""
         rights = []
+        stored = value.shape
         for form in self.forms[name]:
             want = self.wanted[form.tensor]
+            if form.kind == "NCHW" and value.size == want.size:
+                value = value.reshape(want.shape)  # what a view is taken of
             right, off = encoded(want, form, self.coarse.get(form.tensor, OFF))
             if right.shape != value.shape or right.dtype != value.dtype:
                 self.suspects.append(_Suspect(name, form, maker, np.ones(want.shape, bool), value))
@@ -248,7 +265,7 @@ class _Run:
                 apart &= ~none
             if apart.any():
                 self.suspects.append(_Suspect(name, form, maker, apart, value))
-        return rights[0] if rights else value
+        return rights[0].reshape(stored) if rights else value.reshape(stored)
 
     def judged(self, model: Graph, feeds: Mapping[str, Array], relaxed: bool) -> list[Difference]:
         """Return the differences that rounding does not explain."""

@@ -47,6 +47,21 @@ def test_zeros_that_were_given_up_are_no_mistake(sign_zero: str) -> None:
         assert not compare_passes(physical, before, feeds, sign_zero=sign_zero)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_kernel_that_reads_a_product_and_what_follows_from_it(seed: int) -> None:
+    """Its rounding is no mistake: the mean of a row is computed from the model's product."""
+    net = Net(seed=seed)
+    x = net.input("x", [2, 5, 32])
+    weight, bias = net.signs((32, 48)), net.normal((48,), 3.0)
+    product = net.op("MatMul", net.op("Sign", x), net.const(weight))
+    y = net.op("Add", product, net.const(bias))
+    z = net.op("Sub", y, net.op("ReduceMean", y, axes=[-1]))
+    net.output(net.op("Mul", z, net.const(net.normal((48,)))))
+    before, physical, _ = passed(net.model())
+    feeds = {"x": np.random.default_rng(seed).standard_normal((2, 5, 32)).astype(np.float32)}
+    assert compare_passes(physical, before, feeds) == []
+
+
 def network() -> onnx.ModelProto:
     """Return a network with every kind of decision: bits, zeros, levels; packed and as numbers."""
     net = Net(seed="evaluator")
