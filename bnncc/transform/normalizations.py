@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bnncc.ir.graph import Graph, Node
@@ -18,8 +18,8 @@ def join_normalizations(graph: Graph) -> bool:
         m = ReduceMean(Mul(x, x)); y = Mul(Div(x, Sqrt(Add(m, e))), w)  ->  y = RowNorm(x, w)
         d = Sub(x, ReduceMean(x)); the same of d, then Add(y, b)        ->  y = RowNorm(x, w, b)
         y = LayerNormalization(x, w, b)                                 ->  y = RowNorm(x, w, b)
-        y = Softmax(Add(Mul(x, c), m))                                  ->  y = RowSoftmax(x, m)
-        y = Mul(x, Sigmoid(x))                                          ->  y = Swish(x)
+
+    Runs before `flatten_rows`, which would flatten a part of them.
 
     Notes
     -----
@@ -27,41 +27,69 @@ def join_normalizations(graph: Graph) -> bool:
     or as Mul with a Reciprocal. The order of summation differs, as it may for any ReduceMean.
     """
     readers = graph.consumers()
+    return _replaced(graph, lambda node, s: _scaled(node, s, readers) or _normalized(node, s))
 
-    def rule(node: Node, state: Walk) -> Result:
-        if graph.types[node.outputs[0]].dtype != "float32":
-            return None
-        made = _scaled(node, state, readers) or _normalized(node, state, readers)
+
+def join_softmax(graph: Graph) -> bool:
+    """Replace softmax of float32 rows, and sigmoid gates, by one node each.
+
+        y = Softmax(Add(Mul(x, c), m))                                  ->  y = RowSoftmax(x, m)
+        y = Mul(x, Sigmoid(x))                                          ->  y = Swish(x)
+
+    Runs after `pair_products`, which looks for softmax.
+    """
+    readers = graph.consumers()
+    return _replaced(graph, lambda node, s: _softmax(node, s, readers) or _gate(node, s))
+
+
+def _replaced(graph: Graph, rule: Callable[[Node, Walk], Node | None]) -> bool:
+    """Apply a rule to the nodes with float32 results."""
+
+    def on_floats(node: Node, state: Walk) -> Result:
+        made = rule(node, state) if graph.types[node.outputs[0]].dtype == "float32" else None
         return None if made is None else [made]
 
-    changed = walk(graph, rule)
+    changed = walk(graph, on_floats)
     if changed:
         graph.prune()
     return changed
 
 
-def _normalized(node: Node, state: Walk, readers: Readers) -> Node | None:
+def _normalized(node: Node, state: Walk) -> Node | None:
     """Return the fused node for a normalization without scale and bias, or for an ONNX operator."""
     made = node.outputs[:1]
-    if node.op in ("LayerNormalization", "Softmax") and not any(node.outputs[1:]):
-        rank = _rank(node.inputs[0], state)
-        if node.attrs.get("axis", -1) % rank < rank - 1 or not _width(node.inputs[0], state):
-            return None
-        if node.op == "Softmax":
-            scores, mask, scale = _scores(node.inputs[0], state, readers)
-            return Node(ROW_SOFTMAX, [scores, *mask], made, {"scale": scale}, node.name)
+    if node.op == "LayerNormalization" and _by_rows(node, state):
         attrs = {"epsilon": float(node.attrs.get("epsilon", 1e-5)), "centred": 1}
         return Node(ROW_NORM, node.inputs, made, attrs, node.name)
     for x, other in _operands(node) if node.op in ("Div", "Mul") else ():
-        gate = state.producer(other, "Sigmoid")
-        if node.op == "Mul" and gate is not None and gate.inputs[0] == x:
-            return Node(SWISH, [x], made, {}, node.name)
         epsilon = _epsilon(node.op, x, other, state)
         if epsilon is not None:
             source = _centred(x, state)
             attrs = {"epsilon": epsilon, "centred": int(source is not None)}
             return Node(ROW_NORM, [source or x], made, attrs, node.name)
     return None
+
+
+def _softmax(node: Node, state: Walk, readers: Readers) -> Node | None:
+    if node.op != "Softmax" or not _by_rows(node, state):
+        return None
+    scores, mask, scale = _scores(node.inputs[0], state, readers)
+    return Node(ROW_SOFTMAX, [scores, *mask], node.outputs[:1], {"scale": scale}, node.name)
+
+
+def _gate(node: Node, state: Walk) -> Node | None:
+    for x, other in _operands(node) if node.op == "Mul" else ():
+        gate = state.producer(other, "Sigmoid")
+        if gate is not None and gate.inputs[0] == x:
+            return Node(SWISH, [x], node.outputs[:1], {}, node.name)
+    return None
+
+
+def _by_rows(node: Node, state: Walk) -> bool:
+    """Whether the operator works along the last axis, of known extent, and has one result."""
+    rank = _rank(node.inputs[0], state)
+    last = node.attrs.get("axis", -1) % rank == rank - 1
+    return last and bool(_width(node.inputs[0], state)) and not any(node.outputs[1:])
 
 
 def _scaled(node: Node, state: Walk, readers: Readers) -> Node | None:

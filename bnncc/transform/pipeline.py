@@ -33,7 +33,7 @@ from bnncc.transform.fuse import fuse
 from bnncc.transform.in_place import store_in_place
 from bnncc.transform.left_weights import turn_left_weights
 from bnncc.transform.merge import merge_siblings
-from bnncc.transform.normalizations import join_normalizations
+from bnncc.transform.normalizations import join_normalizations, join_softmax
 from bnncc.transform.plain import write_plain
 from bnncc.transform.rotary import join_rotations
 from bnncc.transform.rows import flatten_rows
@@ -90,6 +90,11 @@ def _products(graph: Graph, made: Compilation) -> None:
 def _normalizations(graph: Graph, made: Compilation) -> None:
     if made.target.kind != "cuda":
         join_normalizations(graph)
+
+
+def _softmax(graph: Graph, made: Compilation) -> None:
+    if made.target.kind != "cuda":
+        join_softmax(graph)
         join_rotations(graph)
 
 
@@ -115,6 +120,7 @@ PASSES = (
     ),
     Pass("row scales", _alone(move_row_scales), "apply per-row scales after products"),
     Pass("whole sums", _alone(drop_integer_casts), "drop casts of integer-valued tensors"),
+    Pass("normalizations", _normalizations, "fuse normalizations of rows"),
     Pass("rows", _alone(flatten_rows), "merge batches of matrices into one matrix"),
     Pass("moves", _alone(commute_moves), "move signs before flattening"),
     Pass("products", _products, "recognise products of two computed tensors"),
@@ -125,7 +131,7 @@ PASSES = (
     Pass("pools", _alone(commute_pools), "move signs before max-pooling"),
     Pass("siblings", _alone(merge_siblings), "merge binary layers of the same data"),
     Pass("plain", _alone(write_plain), "write quantizers outside kernels as ONNX operators"),
-    Pass("normalizations", _normalizations, "fuse normalizations, softmax and rotary embeddings"),
+    Pass("softmax", _softmax, "fuse softmax, sigmoid gates and rotary embeddings"),
     Pass(
         "fuse",
         lambda g, c: fuse(g, c.options.float_conv, c.target, c.records, c.options.float_products),

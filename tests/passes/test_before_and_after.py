@@ -85,6 +85,12 @@ CASES = {
         "(float[2,32] x) => (y) {r = Round(x) c = Clip(r,minus,one) p = MatMul(c,w)"
         " i = Cast<to=6>(p) f = Cast<to=1>(i) y = Relu(f)}", "bnncc.Levels MatMul Cast Cast Relu",
         "bnncc.Levels MatMul Relu", {"w": signs(32, 8)}),
+    "normalizations": Case(
+        f"(float[2,5,32] x) => (y) {{{decided('x', 's')} a = MatMul(s,w)"
+        " m = ReduceMean<axes=[-1]>(a) d = Sub(a,m) q = Mul(d,d) v = ReduceMean<axes=[-1]>(q)"
+        " e = Add(v,half) r = Sqrt(e) y = Div(d,r)}",
+        "bnncc.Sign MatMul ReduceMean Sub Mul ReduceMean Add Sqrt Div",
+        "bnncc.Sign MatMul bnncc.RowNorm", {"w": signs(32, 8)}),
     "rows": Case(f"(float[2,5,32] x) => (y) {{{decided('x', 's')} y = MatMul(s,w)}}",
         "bnncc.Sign MatMul", "Reshape bnncc.Sign MatMul Reshape", {"w": signs(32, 8)}),
     "moves": Case(
@@ -116,7 +122,7 @@ CASES = {
         {"w": signs(16, 32, 1, 1), "v": -signs(16, 32, 1, 1)}),
     "plain": Case(f"{IMAGE} {{y = {QUANT}(x,half,zero,many)}}", "bnncc.Quant",
         "Div Clip Round Mul", {}),
-    "normalizations": Case(
+    "softmax": Case(
         f"{IMAGE} {{a = Softmax<axis=-1>(x) b = Sigmoid(a) y = Mul(a,b)}}",
         "Softmax Sigmoid Mul", "bnncc.RowSoftmax bnncc.Swish", {}),
     "fuse": Case(f"{WIDE} {{{decided('x', 's')} c = Conv(s,w) y = Relu(c)}}",

@@ -11,7 +11,7 @@ import pytest
 import bnncc
 from bnncc.frontend.onnx import load
 from bnncc.ir.rows import ROTARY, ROW_NORM, ROW_SOFTMAX, SWISH
-from bnncc.transform.normalizations import join_normalizations
+from bnncc.transform.normalizations import join_normalizations, join_softmax
 from bnncc.transform.rotary import join_rotations
 from bnncc.transform.simplify import simplify
 from tests.collection.builder import Net
@@ -116,6 +116,7 @@ def joined(proto: onnx.ModelProto) -> list[str]:
     graph = load(proto)
     simplify(graph)
     join_normalizations(graph)
+    join_softmax(graph)
     join_rotations(graph)
     return [node.op for node in graph.nodes]
 
