@@ -103,7 +103,7 @@ def _without_unread(module: tvm.IRModule, _: Any) -> tvm.IRModule:
     """Remove tensors that are never read, because compilers warn about them."""
 
     def kept(func: tirx.PrimFunc) -> tirx.PrimFunc:
-        views, (_, read) = _views(func), _accessed(func)
+        views, (written, read) = _views(func), _accessed(func)
         left = read | set(func.params)
 
         def without(stmt: Any) -> Any:
@@ -111,7 +111,8 @@ def _without_unread(module: tvm.IRModule, _: Any) -> tvm.IRModule:
             return stmt if needed else tirx.Evaluate(tirx.const(0, "int32"))
 
         stores = ((tirx.BufferStore, tirx.AllocBuffer), without)
-        return func.with_body(tvm_ffi.structural_map(func.body, [stores]))
+        made = func.with_body(tvm_ffi.structural_map(func.body, [stores]))
+        return made if written <= left else kept(made)  # what those stores read, too
 
     return tvm.IRModule({var: kept(func) for var, func in module.functions_items()})
 
