@@ -197,6 +197,18 @@ ALIASES = {
 }
 """Other processors that a target of the catalog is for."""
 
+_ARCHITECTURES = {
+    **dict.fromkeys(("x86", "x86-64", "x64", "amd64", "avx2"), "x86-64-v3"),
+    **dict.fromkeys(("sse4", "sse4.2"), "x86-64-v2"),
+    **dict.fromkeys(("avx512", "avx-512"), "x86-64-v4"),
+    **dict.fromkeys(("arm", "aarch64", "armv8", "neon"), "arm64"),
+    **dict.fromkeys(("arm32", "armhf"), "armv7"),
+    **dict.fromkeys(("cortex-m", "thumb"), "cortex-m4"),
+    **dict.fromkeys(("riscv", "riscv64", "rv64"), "riscv64gcv"),
+    **dict.fromkeys(("wasm", "webassembly"), "wasm32-simd128"),
+}
+"""The target to suggest for the name of an architecture or of instructions."""
+
 NATIVE = "native"
 
 UNTIMED = ("x86-64-v4-amx",)
@@ -245,7 +257,10 @@ def resolve(name: str) -> TargetSpec:
         return native()
     if name.endswith(".json"):
         return load(Path(name))
-    close = difflib.get_close_matches(name, [*names(), *ALIASES], 1)
+    architecture = _ARCHITECTURES.get(name.lower().replace("_", "-"))
+    close = (
+        [architecture] if architecture else difflib.get_close_matches(name, [*names(), *ALIASES], 1)
+    )
     hint = f"did you mean `{close[0]}`? " if close else ""
     if name.startswith("cuda"):  # a number that is near is another GPU
         hint = f"GPUs are {', '.join(k for k, s in CATALOG.items() if s.kind == 'cuda')}; "

@@ -63,9 +63,9 @@ def compile_(args: Namespace, console: Console) -> int:
         write_atomic(args.report, [as_json(report).encode()])
     summary = report["summary"]
     layers = f"{summary['binary']} binary, {summary['few_bit']} few-bit, {summary['float']} float"
-    tuned = f"{summary['tuned']} of {summary['kernels']} kernels tuned"
+    tuned = f"tuning records used for {summary['tuned']} of {summary['kernels']} kernels"
     if not summary["tuned"]:
-        tuned = "untuned"
+        tuned = "no tuning records used"
     console.result(
         f"{output_name(output)}: {size:,} bytes, layers: {layers}, {tuned}, "
         f"{time.perf_counter() - start:.1f} s"

@@ -37,7 +37,7 @@ def test_compile(
     assert out == ""
     (line,) = err.splitlines()
     assert line.startswith("digits.native.bnncc: ")
-    assert "layers: 3 binary, 0 few-bit, 2 float, untuned, " in line
+    assert "layers: 3 binary, 0 few-bit, 2 float, no tuning records used, " in line
     assert sorted(p.name for p in tmp_path.iterdir()) == ["digits.native.bnncc", "report.json"]
     again = Path("digits.native.bnncc")
     assert again.read_bytes() == compiled.read_bytes()

@@ -29,6 +29,27 @@ def test_unknown_name_suggests_the_nearest() -> None:
     assert "did you mean `x86-64-v" in str(caught.value.hint)
 
 
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("arm", "arm64"),
+        ("aarch64", "arm64"),
+        ("armhf", "armv7"),
+        ("AMD64", "x86-64-v3"),
+        ("x86_64", "x86-64-v3"),
+        ("AVX512", "x86-64-v4"),
+        ("cortex-m", "cortex-m4"),
+        ("riscv64", "riscv64gcv"),
+        ("wasm", "wasm32-simd128"),
+    ],
+)
+def test_name_of_an_architecture_suggests_a_target(name: str, target: str) -> None:
+    with pytest.raises(TargetError, match=f"unknown target `{name}`") as caught:
+        catalog.resolve(name)
+    assert f"did you mean `{target}`?" in str(caught.value.hint)
+    assert target in catalog.names()
+
+
 def test_file_fills_in_its_base(tmp_path: Path) -> None:
     path = tmp_path / "zen5.json"
     path.write_text(json.dumps({"base": "x86-64-v4-vpopcntdq", "mcpu": "znver5"}))
