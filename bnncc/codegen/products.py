@@ -15,7 +15,7 @@ from tvm.ir import Range
 from tvm.sym import Analyzer
 
 from bnncc.ir.graph import Graph, Node
-from bnncc.schedules.epilogue import depends
+from bnncc.schedules.expressions import depends
 
 Expr = Any
 Index = Sequence[Expr]
