@@ -176,6 +176,24 @@ def torch_linear(path: Path, threads: int, form: str) -> Served:
     return Served(f"torch {torch.__version__}", load, run, lambda: held["y"].float().numpy())
 
 
+def torch_encoder(path: Path, threads: int, form: str) -> Served:
+    """Serve PyTorch for an encoder of `transformer_networks`, everything of type `form`."""
+    import torch
+    from peer_torch_encoder import Encoder
+
+    torch.set_num_threads(threads)
+    call, held = Encoder(onnx.load(path)).eval(), {}
+
+    def load(states: np.ndarray) -> None:
+        held["x"] = torch.from_numpy(states).to(getattr(torch, form))
+
+    def run() -> None:
+        with torch.inference_mode():
+            held["y"] = call(held["x"])
+
+    return Served(f"torch {torch.__version__}", load, run, lambda: held["y"].float().numpy())
+
+
 def torch_function(path: Path, threads: int, form: str) -> Served:
     """Serve PyTorch's own function of the name that the network has."""
     import torch
@@ -265,6 +283,7 @@ KINDS: dict[str, tuple[Callable[[Path, int, str], Served], str]] = {
     "torch-channels-last": (torch, "channels-last"),
     "torch-compile": (torch, "compile"),
     "torch-bfloat16": (torch_linear, "bfloat16"),
+    "torch-encoder": (torch_encoder, "bfloat16"),
     "torch-function": (torch_function, "eager"),
     "lce": (lce, "default"),
     "lce-indirect": (lce, "indirect"),

@@ -7,8 +7,9 @@ The shapes are those of a 0.6B embedding encoder (`transformer_networks.SMALL_06
 weights and int8 activations scaled per token. *decode* computes one token with a cache of 512, in
 place and copied; its bounds are reading all weights once, and all weights and the cache, in the
 same run and too large for any cache. *encoder* reads 128 tokens; its bound is what the linear
-layers take at the rate of the int8 instruction. Peers compute the same network with int8 weights,
-of which each layer quantizes its data (`DynamicQuantizeLinear` and `MatMulInteger`).
+layers take at the rate of the int8 instruction. ONNX Runtime and OpenVINO compute the same network
+with int8 weights, of which each layer quantizes its data (`DynamicQuantizeLinear` and
+`MatMulInteger`), PyTorch in bfloat16.
 
 Our outputs are compared with those of ONNX Runtime on the same file, those of the peers with ours.
 """
@@ -155,7 +156,7 @@ def measured(name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any
         raise SystemExit(f"{name}: off by {off:.3g}")
     target = catalog.resolve("native")
     reading, ceiling = Reading(COLD_BYTES, target), Ceiling("int8 dot")
-    kinds = () if pasts else ("openvino-f32",)
+    kinds = () if pasts else ("openvino-f32", "torch-encoder")
     with open_peers(kinds, paths["Int8"], 1, args.peers) as found:
         peers: dict[str, Any] = {peer.kind.partition("-")[0]: peer for peer in found}
         made = {peer: one.out(feeds["x"]) for peer, one in peers.items()}
