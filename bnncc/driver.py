@@ -21,6 +21,7 @@ from bnncc.frontend.formats import Model, as_onnx, captured
 from bnncc.frontend.onnx import load
 from bnncc.input_transforms import InputTransform, as_transform
 from bnncc.ir.graph import Graph, copy_of
+from bnncc.ir.ties import TIE
 from bnncc.options import (
     FASTER,
     Assume,
@@ -56,7 +57,7 @@ from bnncc.transform.image import take_uint8, transform_input
 from bnncc.transform.physical import KERNEL
 from bnncc.transform.pipeline import Compilation, rounded_layers, to_physical
 from bnncc.verification.checks import SelfCheck
-from bnncc.verification.confirm import Judge, confirmed, runs_here
+from bnncc.verification.confirm import LOOSER, Judge, confirmed, runs_here
 from bnncc.verification.confirm_passes import affordable, confirm_passes
 from bnncc.verification.half_range import refuse_overflow
 from bnncc.verification.recorded import orders_of
@@ -264,10 +265,10 @@ def compile_model(
         return Artifact(content, members)
 
     checks = network.checks.checks if options.confirm else [network.checks.check(0)]
-    artifact = packed(checks)
     if not options.confirm or not runs_here(target):
-        return artifact
-    judge = Judge(network.module, network.checks, artifact, options)
+        return packed([network.checks.settled(check) for check in checks])
+    artifact = packed(checks)
+    judge = Judge(network.module, network.checks, artifact)
     with trace.timed("self-check", "run it on known inputs"):
         agreed = confirmed(artifact, checks, judge, options.threads)
     return artifact if agreed == checks else packed(agreed)
@@ -475,7 +476,10 @@ def _lowered(
     graph, relaxed, rounded = _loaded(model, options, target, trace, fixed=fixed)
     inputs, outputs = manifest.infos(graph, graph.inputs), manifest.infos(graph, graph.outputs)
     model_graph = copy_of(graph)
-    checks = SelfCheck(model_graph, options.seed)
+    checks = SelfCheck(
+        model_graph, options.seed, near=TIE * LOOSER.get(options.float_conv, 1),
+        zeros=options.sign_zero != "exact",
+    )  # fmt: skip
     made = Compilation(options, target, records, trace, rounded)
     physical = to_physical(graph, made)
     layers = [replace(x, assumed=assumed.get(x.name, "")) for x in made.layers]

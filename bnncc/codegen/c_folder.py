@@ -36,7 +36,6 @@ from bnncc.codegen.c_text import (
     extents,
     harmless,
     itemsize,
-    tolerance,
 )
 from bnncc.ir.halves import COARSE
 from bnncc.runtime.manifest import TensorInfo
@@ -74,7 +73,7 @@ def make(
         Size of the code in bytes.
     """
     made = c_network.build(module, target, name=name, **ios)
-    pairs, coarse = made.pairs(selfcheck, CHECKED_BYTES)
+    pairs, near = made.pairs(selfcheck, CHECKED_BYTES)
     prefix, portable = made.prefix, target.kind == "c"
     kernels = f"{prefix}_kernels.{'c' if portable else 'o'}"
     head = f'#include "{prefix}_kernels.h"\n\n{PRELUDE}' if portable else ""
@@ -82,7 +81,7 @@ def make(
         f"{prefix}.h": _header(made, harmless(name), target),
         f"{prefix}.c": _source(made, target),
         f"{prefix}_kernels.h": _prototypes(made, portable),
-        f"{prefix}{CHECK}": _check(made, pairs, coarse),
+        f"{prefix}{CHECK}": _check(made, pairs, near),
         "CMakeLists.txt": _cmake(prefix, target),
         "README.md": _readme(made, harmless(name), target),
     }
@@ -306,7 +305,7 @@ static double bfloat16(uint16_t bits) {
 }
 
 
-def _check(made: Bare, pairs: Mapping[str, np.ndarray], coarse: Mapping[str, float]) -> str:
+def _check(made: Bare, pairs: Mapping[str, np.ndarray], near: Mapping[str, float]) -> str:
     prefix = made.prefix
     upper = prefix.upper()
     ios = [*made.given, *made.made]
@@ -339,7 +338,7 @@ def _check(made: Bare, pairs: Mapping[str, np.ndarray], coarse: Mapping[str, flo
         size, at = pairs[name].size, "i"
         if name + PLACES in pairs:
             at = f"stored_{name}_at[i]"
-        test = _wrong(info, f"tensor_{name}[{at}]", f"stored_{name}[i]", coarse)
+        test = _wrong(info, f"tensor_{name}[{at}]", f"stored_{name}[i]", near.get(name))
         lines += [
             "  {", "    int count = 0;",
             f"    for (size_t i = 0; i < {size}; ++i) count += {test};",
@@ -349,15 +348,14 @@ def _check(made: Bare, pairs: Mapping[str, np.ndarray], coarse: Mapping[str, flo
     return "\n".join([*lines, "  return wrong;", "}", ""])
 
 
-def _wrong(tensor: TensorInfo, mine: str, right: str, coarse: Mapping[str, float]) -> str:
+def _wrong(tensor: TensorInfo, mine: str, right: str, near: float | None) -> str:
     """Return C code that tests whether a value is wrong."""
-    if "float" not in tensor.dtype:
+    if near is None:
         return f"{mine} != {right}"
-    near = tolerance(tensor, coarse)
     wide = tensor.dtype if tensor.dtype in COARSE else "(double)"
     mine, right = (f"{wide}({x})" if wide in COARSE else f"{wide}{x}" for x in (mine, right))
     same = f"{mine} == {right} || ({mine} != {mine} && {right} != {right})"
-    near_by = f"fabs({mine} - {right}) <= {near} * (1 + fabs({right}))"
+    near_by = f"fabs({mine} - {right}) <= {near}"
     return f"!({same} || {near_by})"
 
 

@@ -25,6 +25,8 @@ from bnncc.codegen.c_text import Kernels, Loop, Named, Order, Sizes
 from bnncc.codegen.float_operations import in_software
 from bnncc.codegen.object_size import loaded_bytes
 from bnncc.files import names_folder, write_atomic, write_folder
+from bnncc.ir.halves import is_float
+from bnncc.runtime.compare import RELATIVE, largest, tolerance
 from bnncc.runtime.manifest import TensorInfo
 from bnncc.runtime.selfcheck import Check, sample
 from bnncc.targets.spec import TargetSpec
@@ -146,16 +148,24 @@ class Bare:
 
     def pairs(
         self, selfcheck: SelfCheckMaker, limit: int
-    ) -> tuple[dict[str, np.ndarray], Mapping[str, float]]:
-        """Return the stored self-check of at most `limit` bytes, by file, and its `coarse`."""
+    ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+        """Return the stored self-check of at most `limit` bytes, by file, and tolerances.
+
+        These are how far each float output may be off.
+        """
         stored, check = selfcheck(limit // 2)
+        near = {}
         pairs = {identity: stored[info.name] for identity, info in self.given}
         for number, (identity, info) in enumerate(self.made):
             where, values = sample(check, info, limit // 2 // len(self.made), number)
             pairs[identity] = values
             if where is not None:
                 pairs[f"{identity}{c_text.PLACES}"] = where
-        return pairs, check.coarse
+            if is_float(values):
+                right = check.outputs[info.name]
+                relative = tolerance(right, check.coarse.get(info.name, RELATIVE))
+                near[identity] = relative * max(largest(right), 1e-30)
+        return pairs, near
 
 
 CHECK = "check/"

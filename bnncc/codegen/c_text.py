@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from bnncc.ir.halves import COARSE
-from bnncc.runtime.compare import RELATIVE
 from bnncc.runtime.manifest import TensorInfo
 
 ALIGNMENT = 64
@@ -257,16 +255,3 @@ def elements(tensor: TensorInfo) -> int:
 def nbytes(tensor: TensorInfo) -> int:
     """Return the size of an input or output in bytes."""
     return elements(tensor) * itemsize(tensor.dtype)
-
-
-def tolerance(output: TensorInfo, coarse: Mapping[str, float]) -> float:
-    """Return how far check programs let a float output be off: relative, or absolute below 1.
-
-    Parameters
-    ----------
-    output : TensorInfo
-        The output.
-    coarse : mapping of str to float
-        Tolerance of outputs that are computed in half precision.
-    """
-    return max(coarse.get(output.name, RELATIVE), COARSE.get(output.dtype, 0.0))

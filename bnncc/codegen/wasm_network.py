@@ -32,12 +32,12 @@ def make(
     made = c_network.build(module, target, name=name, caller=_caller, **ios)
     prefix, tensors = made.prefix, (made.given, made.made)
     wasm = link_wasm(made.library, exports=[f"{prefix}_run"], imports=wasm_text.FUNCTIONS)
-    pairs, coarse = made.pairs(selfcheck, LEAST_BYTES)
+    pairs, near = made.pairs(selfcheck, LEAST_BYTES)
     kept = {identity: value.size for identity, value in pairs.items()}
     text = {
         f"{prefix}.mjs": wasm_text.module(prefix, name, target.name, made.sizes, *tensors, wasm),
         f"{prefix}.d.mts": wasm_text.declarations(prefix, *tensors),
-        "check.mjs": wasm_text.program(prefix, *tensors, kept, coarse),
+        "check.mjs": wasm_text.program(prefix, *tensors, kept, near),
         "README.md": wasm_text.readme(prefix, name, target, made.sizes, wasm),
     }
     files = {

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from bnncc._version import __version__
 from bnncc.codegen.c_network import CHECK
-from bnncc.codegen.c_text import ALIGNMENT, PLACES, Named, Sizes, extents, harmless, tolerance
+from bnncc.codegen.c_text import ALIGNMENT, PLACES, Named, Sizes, extents, harmless
 from bnncc.targets.spec import TargetSpec
 
 ARRAYS = {
@@ -273,7 +273,7 @@ for (const [name, tensor] of Object.entries(outputs)) {
   for (let i = 0; i < right.length; ++i) {
     const x = value(made[name][places ? places[i] : i]), y = value(right[i]);
     const same = x === y || (x !== x && y !== y);
-    off += !(same || (name in near && Math.abs(x - y) <= near[name] * (1 + Math.abs(y))));
+    off += !(same || (name in near && Math.abs(x - y) <= near[name]));
   }
   console.log(`${name}: ${off} of ${right.length} values wrong`);
   wrong ||= off > 0;
@@ -283,7 +283,7 @@ process.exitCode = wrong ? 1 : 0;
 
 
 def program(
-    prefix: str, given: Named, made: Named, kept: Mapping[str, int], coarse: Mapping[str, float]
+    prefix: str, given: Named, made: Named, kept: Mapping[str, int], near: Mapping[str, float]
 ) -> str:
     """Return ``check.mjs``, which runs the network on stored inputs and compares outputs.
 
@@ -296,10 +296,9 @@ def program(
     kept : mapping of str to int
         Number of stored values of each; if only some values of an output are stored, also of their
         positions.
-    coarse : mapping of str to float
-        Tolerance of half-precision outputs.
+    near : mapping of str to float
+        How far each float output may be off.
     """
-    near = {name: tolerance(t, coarse) for name, t in made if "float" in t.dtype}
     texts = {
         "MODULE": prefix,
         "KEPT": json.dumps(kept),

@@ -102,6 +102,41 @@ def tied(
     return {n: np.broadcast_to(masks.get(n, clear), values[n].shape) for n in wanted}
 
 
+def rounded_otherwise(
+    graph: Graph, feeds: Mapping[str, Array], *, near: float = TIE, seed: int = 0
+) -> dict[str, Array]:
+    """Evaluate a graph with other roundings, which decide some ties the other way.
+
+    Each rounded result is moved at random, by at most `near` times its value: further than a
+    correct implementation does, so that many decisions fall otherwise that may do so.
+
+    Parameters
+    ----------
+    graph : Graph
+        In canonical form.
+    feeds : mapping of str to ndarray
+        Its inputs.
+    near : float
+        Width of a tie, relative to the sum of a value's terms.
+    seed : int
+        Of the random numbers.
+
+    Returns
+    -------
+    dict of str to ndarray
+        The graph's outputs.
+    """
+    rng = np.random.default_rng(seed)
+    values: dict[str, Array] = {**graph.constants, **{k: np.asarray(v) for k, v in feeds.items()}}
+    sizes: dict[str, Array] = {}
+    for node, _, _, outs in walked(graph, values, sizes):
+        for name, out in zip(node.outputs, outs, strict=False):
+            if name and out.dtype.kind == "f" and np.any(sizes[name]):
+                moved = out * (1 + near * rng.uniform(-1, 1, out.shape))
+                values[name] = np.where(sizes[name] > 0, moved, out).astype(out.dtype)
+    return {name: values[name] for name in graph.outputs}
+
+
 def _undefined(node: Node, ins: list[Array | None], outs: list[Array]) -> list[Array]:
     """Return masks of integers cast from out-of-range numbers, which ONNX leaves undefined."""
     first = ins[0] if ins else None

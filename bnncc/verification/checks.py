@@ -18,7 +18,8 @@ from bnncc.ir.graph import Graph
 from bnncc.ir.halves import is_float
 from bnncc.ir.magnitude import coarseness, magnitudes
 from bnncc.ir.region import Box, Region, region, slices, whole
-from bnncc.ir.ties import tied
+from bnncc.ir.ties import TIE, rounded_otherwise, tied
+from bnncc.runtime.compare import RELATIVE, apart, largest
 from bnncc.runtime.manifest import infos
 from bnncc.runtime.selfcheck import LEAST_BYTES, SHARE, Check, Source, draw, pack
 from bnncc.verification.inputs import sources
@@ -35,6 +36,11 @@ _LARGE = 0.6
 _PARTS, _HUGE = 2, 4e7
 """How many checks there are then, each in another place; one, if so many numbers go in and out."""
 
+_MOST_SURE, _OTHERS, _ROOM, _COARSEST = 0.5, 3, 4.0, 0.1
+"""If fewer of an output's values are sure than `_MOST_SURE`, it is evaluated with `_OTHERS` other
+roundings. Floats may then be off by `_ROOM` times what these change, unless that is more than
+`_COARSEST` of the largest value."""
+
 _PRODUCTS_A_SECOND = 1e10
 _ELEMENTS_A_SECOND = 4e8
 
@@ -48,10 +54,15 @@ class SelfCheck:
         As loaded.
     seed : int
         Seed of the inputs.
+    near : float
+        Width of a tie, relative to the sum of a value's terms.
+    zeros : bool
+        Whether an exact 0 before a sign is a tie too.
     """
 
-    def __init__(self, graph: Graph, seed: int) -> None:
+    def __init__(self, graph: Graph, seed: int, *, near: float = TIE, zeros: bool = False) -> None:
         self._graph, self._seed = graph, seed
+        self._near, self._zeros = near, zeros
         self._evaluated: dict[int, dict[str, np.ndarray]] = {}
         self.infos = infos(graph, graph.inputs)
 
@@ -151,7 +162,7 @@ class SelfCheck:
         stored : dict of str to ndarray
             The inputs, or values that are repeated to fill them.
         check : Check
-            With whole inputs.
+            With whole inputs; `settled`.
         """
         feeds = self.inputs(0)
         stored = dict(feeds)
@@ -161,7 +172,7 @@ class SelfCheck:
                 stored[name] = value.reshape(-1)[: _prime(room)]
                 feeds[name] = np.resize(stored[name], value.shape)
         same = all(stored[name].size == value.size for name, value in feeds.items())
-        return stored, self.check(0) if same else self._of(feeds, 0)
+        return stored, self.settled(self.check(0) if same else self._of(feeds, 0))
 
     def pair(self, number: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return whole inputs and correct outputs by name; each `number` gives different ones."""
@@ -175,15 +186,45 @@ class SelfCheck:
             checks, self.infos, infos(self._graph, self._graph.outputs), self.sources, limit
         )
 
-    def surely(self, check: Check, *, near: float, zeros: bool) -> dict[str, np.ndarray]:
+    def surely(self, check: Check) -> dict[str, np.ndarray]:
         """Return which elements of each output depend on no tie."""
-        found = tied(*self._judged(check), near=near, zeros=zeros)
+        found = tied(*self._judged(check), near=self._near, zeros=self._zeros)
         return {name: ~mask for name, mask in found.items()}
 
-    def rounding(self, check: Check, *, near: float) -> dict[str, np.ndarray]:
+    def rounding(self, check: Check) -> dict[str, np.ndarray]:
         """Return how far rounding may take each element of each output that meets no tie."""
         found = magnitudes(*self._judged(check))
-        return {name: near * size for name, (_, size) in found.items()}
+        return {name: self._near * size for name, (_, size) in found.items()}
+
+    def settled(self, check: Check) -> Check:
+        """Return a check that correct code passes however it decides ties.
+
+        Elements that depend on a tie are left out. A quantizer of each token makes ties in each
+        token: where few elements are left, all are compared, with a tolerance that is found by
+        deciding ties otherwise.
+        """
+        sure = self.surely(check)
+        if all(mask.all() for mask in sure.values()):
+            return check
+        coarse = dict(check.coarse)
+        if any(mask.mean() < _MOST_SURE for mask in sure.values()):
+            judged = self._judged(check)
+            others = [
+                rounded_otherwise(*judged, near=self._near, seed=seed) for seed in range(_OTHERS)
+            ]
+            for name, mask in sure.items():
+                right = check.outputs[name]
+                if mask.mean() >= _MOST_SURE:
+                    continue
+                gaps = np.max([apart(other[name], right) for other in others], axis=0)
+                limit = coarse.get(name, RELATIVE) if is_float(right) else 0.0
+                top = max(largest(right), 1e-30)
+                room = max(limit, _ROOM * float(gaps.max(initial=0.0)) / top)
+                if is_float(right) and room <= max(limit, _COARSEST):
+                    coarse[name], sure[name] = room, np.ones_like(mask)
+                else:  # compare what has not changed
+                    sure[name] = mask | (gaps <= limit * top)
+        return replace(check, sure=sure, coarse=coarse)
 
     def _judged(self, check: Check) -> tuple[Graph, Mapping[str, np.ndarray]]:
         """Return the part of the graph that `check` is of, and its inputs."""

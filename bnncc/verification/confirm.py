@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bnncc.errors import VerificationError
-from bnncc.ir.ties import TIE
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.compare import RELATIVE, differs, within
 from bnncc.runtime.selfcheck import Check
@@ -75,24 +74,12 @@ class Judge:
         Its inputs and correct outputs.
     artifact : Artifact
         The result of compiling `module`.
-    options : CompileOptions
-        The user's options.
     """
 
-    def __init__(
-        self, module: Any, checks: SelfCheck, artifact: Artifact, options: CompileOptions
-    ) -> None:
+    def __init__(self, module: Any, checks: SelfCheck, artifact: Artifact) -> None:
         self._module, self._checks, self._artifact = module, checks, artifact
-        self.near = TIE * LOOSER.get(options.float_conv, 1)
-        self.zeros = options.sign_zero != "exact"
-
-    def surely(self, check: Check) -> dict[str, np.ndarray]:
-        """Return which elements of each output depend on no tie."""
-        return self._checks.surely(check, near=self.near, zeros=self.zeros)
-
-    def rounding(self, check: Check) -> dict[str, np.ndarray]:
-        """Return how far rounding may take each element of each output that depends on no tie."""
-        return self._checks.rounding(check, near=self.near)
+        self.surely, self.rounding = checks.surely, checks.rounding
+        self.settled = checks.settled
 
     def wrong_kernel(self, feeds: Mapping[str, np.ndarray]) -> str:
         """Return the first kernel that is wrong when the network reads `feeds`, if there is one."""
@@ -173,7 +160,13 @@ def confirmed(
                 raise VerificationError(
                     _disagreement(check, name, int(mask.sum()), mask.size, judge), hint=_BUG
                 )
-    return agreed + partly or [replace(checks[0], sure=judge.surely(checks[0]))]
+    if agreed or partly:
+        return agreed + partly
+    check = judge.settled(checks[0])
+    wrong = _wrong(artifact.run(check.inputs), check)
+    if any((mask & check.sure[n]).any() for n, mask in wrong.items() if check.sure):
+        return [replace(check, sure=judge.surely(check))]
+    return [check]
 
 
 _FIRST_SPARE, _SPARES = 32, 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,13 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from benchmarks.transformer_networks import Shape, bitnet
 from bnncc.driver import compile_model, lowered
 from bnncc.errors import VerificationError
 from bnncc.frontend.onnx import load
+from bnncc.ir.ties import rounded_otherwise
 from bnncc.options import CompileOptions
+from bnncc.runtime.compare import agree
 from bnncc.verification import checks, confirm
 from tests.runtime.test_selfcheck import Wrong, compiled, parsed
 
@@ -51,7 +55,7 @@ def test_a_part_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     model, options = image_to_image("Relu(c)"), CompileOptions(threads=1)
     artifact = compile_model(model, options)
     network = lowered(model, options)
-    judge = confirm.Judge(network.module, network.checks, artifact, options)
+    judge = confirm.Judge(network.module, network.checks, artifact)
     drawn = network.checks.checks
     assert confirm.confirmed(artifact, drawn, judge) == drawn
 
@@ -77,3 +81,25 @@ def test_the_cost_is_that_of_the_graph() -> None:
     )
     assert checks.cost(load(small)) < 1e-3 < 0.2 < checks.cost(load(large)) < 2
     assert len(checks.SelfCheck(load(small), 0).checks) == 4
+
+
+def test_code_that_decides_ties_otherwise_passes() -> None:
+    """A quantizer of each token makes ties in each: none of the outputs is sure."""
+    graph = load(bitnet(Shape(256, 4, 512, tokens=33), gate="silu"))
+    found = checks.SelfCheck(graph, 0)
+    (name,) = graph.outputs
+    check = found.check(0)
+    settled = found.settled(check)
+    assert settled.sure is not None
+    assert settled.sure[name].all()
+    right, near = settled.outputs[name], settled.coarse[name]
+    assert near < 0.05
+    made = [rounded_otherwise(graph, check.inputs, seed=seed)[name] for seed in range(20, 26)]
+    assert not all(agree(one, right) for one in made)
+    assert all(agree(one, right, relative=near) for one in made)
+    assert not agree(np.roll(right, 1, axis=1), right, relative=near)
+    # Where decisions change all, it compares what they have not changed.
+    flat = replace(check, outputs={name: np.zeros_like(right)})
+    kept = found.settled(flat).sure
+    assert kept is not None
+    assert not kept[name].any()

@@ -362,7 +362,7 @@ def test_a_tie_excuses_only_what_depends_on_it() -> None:
     model, options = tied_and_not(), CompileOptions(threads=1)
     artifact = compile_model(model, options)
     network = lowered(model, options)
-    judge = confirm.Judge(network.module, network.checks, artifact, options)
+    judge = confirm.Judge(network.module, network.checks, artifact)
     x = np.random.default_rng(0).standard_normal((1, 3, 4, 4)).astype(np.float32)
     x[..., 0] = 1  # 0.1 + 0.2 - 0.3
     check = Check({"x": x}, evaluate(load(model), {"x": x}))
