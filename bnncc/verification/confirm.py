@@ -27,7 +27,6 @@ from bnncc.targets.host import normal_arch
 from bnncc.targets.spec import TargetSpec
 
 if TYPE_CHECKING:
-    from bnncc.options import CompileOptions
     from bnncc.verification.checks import SelfCheck
 
 LOOSER = {"filtered-2d": 4}
