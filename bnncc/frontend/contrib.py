@@ -4,6 +4,9 @@ SimplifiedLayerNormalization(x, g)          ->  RMSNormalization(x, g)
 SkipSimplifiedLayerNormalization(x, s, g)   ->  RMSNormalization(x + s, g), and the sum
 SkipLayerNormalization(x, s, g, b)          ->  LayerNormalization(x + s, g, b), and the sum
 RotaryEmbedding(x, p, cos, sin)             ->  RotaryEmbedding(x, cos, sin, p) of ONNX
+Gelu(x), BiasGelu(x, b)                     ->  Gelu(x + b)
+FastGelu(x, b)                              ->  Gelu(x + b), approximated by tanh
+QuickGelu(x)                                ->  x * Sigmoid(alpha * x)
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from bnncc.errors import ShapeError, UnsupportedOp
 from bnncc.ir.pieces import Expression, Reader
 
 _EPSILON = 1e-5
+_ALPHA = 1.702
+"""Of QuickGelu."""
 _SUM = 3
 """Output of the skip operators that is the sum."""
 
@@ -70,7 +75,24 @@ def _rotary(write: Expression) -> str:
     return write("RotaryEmbedding", x, cos, sin, where, **given)
 
 
+def _gelu(write: Expression, approximate: str = "none") -> str:
+    x = write.input(0)
+    if write.input(1):
+        x = write("Add", x, write.input(1))
+    return write("Gelu", x, approximate=approximate)
+
+
+def _quick_gelu(write: Expression) -> str:
+    x, alpha = write.input(0), float(write.node.attrs.get("alpha", _ALPHA))
+    scaled = write("Mul", x, write.constant(alpha, write.type().dtype))
+    return write("Mul", x, write("Sigmoid", scaled))
+
+
 OPERATORS: dict[str, Reader] = {
+    "BiasGelu": _gelu,
+    "FastGelu": lambda write: _gelu(write, "tanh"),
+    "Gelu": _gelu,
+    "QuickGelu": _quick_gelu,
     "SimplifiedLayerNormalization": _simplified,
     "SkipSimplifiedLayerNormalization": lambda write: _skipped(write, "RMSNormalization", 3),
     "SkipLayerNormalization": lambda write: _skipped(write, "LayerNormalization", 4),

@@ -105,6 +105,10 @@ _CHANNELS_LAST: dict[str, Schema] = {
 _EPSILON = {"epsilon": (_FLOAT,)}
 _SIMPLIFIED = Schema((2,), {}, {**_EPSILON, "axis": (_INT,), "stash_type": (_INT,)}, (), 2)
 _CONTRIB: dict[str, Schema] = {
+    "BiasGelu": Schema((2,)),
+    "FastGelu": Schema((1, 2)),
+    "Gelu": Schema((1,)),
+    "QuickGelu": Schema((1,), {}, {"alpha": (_FLOAT,)}),
     "SimplifiedLayerNormalization": _SIMPLIFIED,
     "SkipSimplifiedLayerNormalization": Schema((3, 4), {}, _EPSILON, (3,), 4),
     "SkipLayerNormalization": Schema((3, 4, 5), {}, _EPSILON, (3, 4), 4),

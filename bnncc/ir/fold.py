@@ -140,7 +140,12 @@ class Folder:
             If a tensor that is computed at run time is empty.
         """
         self.graph.prune()
+        read = {name for node in self.graph.nodes for name in node.inputs} | set(self.graph.outputs)
         for node in self.graph.nodes:
+            if node.op == "Split" and len(node.inputs) > 1:  # symbolic, so that it is no constant
+                empty = [o for o in node.outputs if 0 in self.graph.types[o].shape]
+                if empty and not read.intersection(empty):
+                    self._keep(node, [k for k, o in enumerate(node.outputs) if o not in empty])
             for name in node.outputs:
                 if name and 0 in self.graph.types[name].shape:
                     shape = list(self.graph.types[name].shape)
@@ -172,16 +177,20 @@ class Folder:
         if len(rest) == len(types):
             return list(types)
         if node.op == "Split" and len(node.inputs) > 1:
-            sizes = self.graph.constants[node.inputs[1]][rest]
-            node.inputs[1] = self.graph.constant(sizes, f"{node.name}.split")
-            node.outputs = [node.outputs[k] for k in rest]
-            if len(rest) == 1:
-                node.op, node.attrs, node.inputs = "Identity", {}, node.inputs[:1]
+            self._keep(node, rest)
             return [types[k] for k in rest]
         for k in set(range(len(types))) - set(rest):
             if k < len(node.outputs) and node.outputs[k]:
                 node.outputs[k] = ""
         return list(types) if any(node.outputs) else []
+
+    def _keep(self, node: Node, rest: Sequence[int]) -> None:
+        """Drop the outputs of a Split that are not in `rest`, because they are empty."""
+        sizes = self.graph.constants[node.inputs[1]][list(rest)]
+        node.inputs[1] = self.graph.constant(sizes, f"{node.name}.split")
+        node.outputs = [node.outputs[k] for k in rest]
+        if len(rest) == 1:
+            node.op, node.attrs, node.inputs = "Identity", {}, node.inputs[:1]
 
     # ---------------------------------------------------------------------------- whole constants
 

@@ -132,8 +132,9 @@ def rounded_otherwise(
     for node, _, _, outs in walked(graph, values, sizes):
         for name, out in zip(node.outputs, outs, strict=False):
             if name and out.dtype.kind == "f" and np.any(sizes[name]):
-                moved = out * (1 + near * rng.uniform(-1, 1, out.shape))
-                values[name] = np.where(sizes[name] > 0, moved, out).astype(out.dtype)
+                with np.errstate(all="ignore"):
+                    moved = out * (1 + near * rng.uniform(-1, 1, out.shape))
+                    values[name] = np.where(sizes[name] > 0, moved, out).astype(out.dtype)
     return {name: values[name] for name in graph.outputs}
 
 

@@ -93,6 +93,9 @@ def test_rotary_embedding(shape: tuple[int, ...], interleaved: int, places: str)
     )  # fmt: skip
     feeds = {"x": numbers(*shape), "p": at}
     agrees(node, feeds, cos=np.cos(angles), sin=np.sin(angles))
+    if places == "each":  # any number of tokens
+        made = model(node, feeds, {"cos": np.cos(angles), "sin": np.sin(angles)})
+        load(made, input_shapes={"x": (2, *shape[1:-2], "t", shape[-1]), "p": (2, "t")})
 
 
 def test_part_of_each_head_is_rotated() -> None:
@@ -103,6 +106,16 @@ def test_part_of_each_head_is_rotated() -> None:
     )  # fmt: skip
     feeds = {"x": numbers(1, 5, 48), "p": np.array([2])}
     agrees(node, feeds, cos=np.cos(angles), sin=np.sin(angles))
+
+
+@pytest.mark.parametrize(
+    ("op", "bias", "attrs"),
+    [("Gelu", 0, {}), ("BiasGelu", 1, {}), ("FastGelu", 0, {}), ("FastGelu", 1, {}),
+     ("QuickGelu", 0, {}), ("QuickGelu", 0, {"alpha": 0.5})],
+)  # fmt: skip
+def test_gelu(op: str, bias: int, attrs: dict[str, float]) -> None:
+    node = helper.make_node(op, ["x", *["b"] * bias], ["y"], domain="com.microsoft", **attrs)
+    agrees(node, {"x": 2 * numbers(2, 3, 24)}, b=numbers(24))
 
 
 def test_what_is_not_supported() -> None:
