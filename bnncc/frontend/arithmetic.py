@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bnncc.errors import ModelError, UnsupportedOp
+from bnncc.frontend.einsum import einsum
 from bnncc.frontend.formula import Number, number
 from bnncc.ir.pieces import Expression
 
@@ -115,13 +116,6 @@ def _lp_normalization(write: Expression) -> None:
     write.give((number(write, x, dtype) / norm.choose(norm.equals(0), 1, norm)).name, 0)
 
 
-def _einsum(write: Expression) -> None:
-    if write.type().dtype != "bfloat16":
-        return
-    wide = [write.cast(name, "float32") for name in write.node.inputs]
-    write.give(write.cast(write("Einsum", *wide, **write.node.attrs), "bfloat16"), 0)
-
-
 def _determinant(write: Expression) -> None:
     """Write Det of small matrices by expanding along the first row."""
     shape = write.shape()
@@ -180,7 +174,7 @@ EXPANSIONS = {
     "BatchNormalization": _batch_norm,
     "BitShift": _shift,
     "Det": _determinant,
-    "Einsum": _einsum,
+    "Einsum": einsum,
     "Elu": _elu,
     "Equal": _equal,
     "IsInf": _is_infinite,
