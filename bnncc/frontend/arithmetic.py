@@ -116,6 +116,14 @@ def _lp_normalization(write: Expression) -> None:
     write.give((number(write, x, dtype) / norm.choose(norm.equals(0), 1, norm)).name, 0)
 
 
+def _constant_of_shape(write: Expression) -> None:
+    """Write ConstantOfShape with symbolic sizes as Expand."""
+    shape = write.node.inputs[0]
+    if shape not in write.graph.constants:
+        value = np.asarray(write.node.attrs.get("value", np.zeros(1, np.float32))).reshape(-1)[0]
+        write.give(write("Expand", write.constant(value, value.dtype.name), shape), 0)
+
+
 def _determinant(write: Expression) -> None:
     """Write Det of small matrices by expanding along the first row."""
     shape = write.shape()
@@ -173,6 +181,7 @@ def _batch_norm(write: Expression) -> None:
 EXPANSIONS = {
     "BatchNormalization": _batch_norm,
     "BitShift": _shift,
+    "ConstantOfShape": _constant_of_shape,
     "Det": _determinant,
     "Einsum": einsum,
     "Elu": _elu,
