@@ -277,7 +277,7 @@ class _Run:
             left = one.differs
             read, sums, direct = self._read(maker, producers)
             near = {name: self.wanted[name] for name in read}
-            known = {**feeds, **self._before(model, read), **near}
+            known = {**feeds, **self._before(model, read, direct), **near}
             # Levels of half precision are multiples of their step but for rounding.
             coarse = self.coarse.get(tensor, 0.0)
             enumerated = (
@@ -328,18 +328,24 @@ class _Run:
                     direct = direct and producers[name].op != KERNEL
         return found, ((True, False) if floating and whole else (floating,)), direct
 
-    def _before(self, model: Graph, read: Collection[str]) -> dict[str, Array]:
+    def _before(self, model: Graph, read: Collection[str], direct: bool) -> dict[str, Array]:
         """Return the tensors of the model that `read` are computed from.
 
         A kernel that reads only `read` cannot recompute them. If the model's value depends on one
         of them in another way, the kernel does the same without it; ties before it explain no
-        difference.
+        difference. If other kernels lie between, they may compute those that depend on `read`:
+        in ``x * f(x)``, a kernel that reads ``f(x)`` and ``x`` in another shape.
         """
         wanted, before = set(read), set()
         for node in reversed(model.nodes):
             if wanted.intersection(node.outputs):
                 wanted.update(node.inputs)
                 before.update(node.inputs)
+        made = set(read)
+        for node in () if direct else model.nodes:
+            if made.intersection(node.inputs):
+                made.update(node.outputs)
+                before.difference_update(node.outputs)
         return {name: self.wanted[name] for name in before if name in self.wanted}
 
 
