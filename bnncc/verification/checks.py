@@ -22,7 +22,7 @@ from bnncc.ir.ties import TIE, rounded_otherwise, tied
 from bnncc.runtime.compare import RELATIVE, apart, largest
 from bnncc.runtime.manifest import infos
 from bnncc.runtime.selfcheck import LEAST_BYTES, SHARE, Check, Source, draw, pack
-from bnncc.verification.inputs import sources
+from bnncc.verification.inputs import finite, sources
 
 _MOST_CHECKS, _MOST_OF_LITTLE, _LITTLE = 4, 24, 64
 """How many checks there are at most: more where outputs are fewer than so many integers."""
@@ -91,8 +91,7 @@ class SelfCheck:
         most = _MOST_CHECKS if self._tells_much() else _MOST_OF_LITTLE
         count = int(min(most, max(1.0, _SECONDS / max(cost(self._graph), 1e-9))))
         made = [self.check(number) for number in range(len(self._parts) or count)]
-        finite = [c for c in made if all(map(_finite, c.outputs.values()))]
-        return finite or made[:1]
+        return [check for check in made if finite(check.outputs)] or made[:1]
 
     def _tells_much(self) -> bool:
         """Whether outputs hold more than a few integers, such as a class number."""
@@ -308,7 +307,3 @@ def cost(graph: Graph) -> float:
 
 def _elements(graph: Graph, name: str) -> float:
     return float(np.prod([d if isinstance(d, int) else 1 for d in graph.types[name].shape]))
-
-
-def _finite(values: np.ndarray) -> bool:
-    return not is_float(values) or bool(np.isfinite(values.astype(np.float64)).all())

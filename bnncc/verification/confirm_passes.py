@@ -256,7 +256,8 @@ class _Run:
                 continue
             rights.append(right)
             none = np.isnan(want) if is_float(want) else np.zeros(want.shape, bool)
-            self.undefined = self.undefined or bool(form.values and none.any())
+            held = bool(form.values) or not is_float(right)
+            self.undefined = self.undefined or (held and bool(none.any()))
             off &= ~none
             if off.any():
                 self.unheld[form.tensor] = form

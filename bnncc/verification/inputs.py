@@ -9,7 +9,7 @@ nearest numbers that rounding cannot bring to the other side, so that points mak
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from bnncc.errors import BnnccError
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
-from bnncc.ir.halves import NARROW, ROUND
+from bnncc.ir.halves import NARROW, ROUND, is_float
 from bnncc.ir.magnitude import NORMAL
 from bnncc.ir.moves import MOVES, PIXEL_SHUFFLES, REPEATS
 from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT, integer_range
@@ -86,23 +86,36 @@ def sources(
     """
     found = points(graph)
     made = [_source(info, found.get(info.name, [])) for info in infos]
-    if not _delicate(graph):
+    whole = any(info.dtype[0] in "iu" for info in infos)
+    if not _delicate(graph) and not whole:
         return tuple(made), STYLES
     failed: BnnccError | None = None
+    infinite: tuple[tuple[Source, ...], tuple[str, ...]] | None = None
     for integers, floats in _narrower(infos):
         tried = tuple(
             _narrowed(source, info, integers, floats)
             for source, info in zip(made, infos, strict=True)
         )
+        if infinite and floats is not None:
+            break
         styles = STYLES if floats is None else STYLES[:1]
         try:
-            for style in styles:
-                evaluate(graph, draw(infos, tried, style, 0))
-            return tried, styles
+            values = [evaluate(graph, draw(infos, tried, style, 0)) for style in styles]
         except BnnccError as error:
             failed = failed or error
+            continue
+        if not whole or finite(values[0]):
+            return tried, styles
+        infinite = infinite or (tried, styles)  # such as a mask that is times the least number
+    if infinite:
+        return infinite
     assert failed is not None
     raise failed
+
+
+def finite(values: Mapping[str, Array]) -> bool:
+    """Whether all numbers are finite."""
+    return all(np.isfinite(v.astype(np.float64)).all() for v in values.values() if is_float(v))
 
 
 def _narrower(infos: Sequence[TensorInfo]) -> Iterator[tuple[Range | None, Range | None]]:
