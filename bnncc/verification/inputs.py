@@ -90,13 +90,14 @@ def sources(
     if not _delicate(graph) and not whole:
         return tuple(made), STYLES
     failed: BnnccError | None = None
-    infinite: tuple[tuple[Source, ...], tuple[str, ...]] | None = None
+    best: tuple[tuple[Source, ...], tuple[str, ...]] | None = None
+    most = -1
     for integers, floats in _narrower(infos):
         tried = tuple(
             _narrowed(source, info, integers, floats)
             for source, info in zip(made, infos, strict=True)
         )
-        if infinite and floats is not None:
+        if best and floats is not None:
             break
         styles = STYLES if floats is None else STYLES[:1]
         try:
@@ -104,11 +105,14 @@ def sources(
         except BnnccError as error:
             failed = failed or error
             continue
-        if not whole or finite(values[0]):
+        # A mask may be multiplied by the least number; magnitudes of floats may be too large.
+        count = sum(map(finite, values))
+        if not whole or all(map(finite, values[: STYLES.index("wide")])):
             return tried, styles
-        infinite = infinite or (tried, styles)  # such as a mask that is times the least number
-    if infinite:
-        return infinite
+        if count > most:
+            best, most = (tried, styles), count
+    if best:
+        return best
     assert failed is not None
     raise failed
 

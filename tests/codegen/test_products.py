@@ -114,3 +114,22 @@ def test_reshapes_between_kernels_copy_nothing() -> None:
     place = np.empty_like(first)
     artifact.run(feeds, out={artifact.outputs[0].name: place})
     np.testing.assert_array_equal(place, first)
+
+
+def test_one_shared_head_and_a_symbolic_batch() -> None:
+    net = Net(17)
+    q = net.input("q", ["N", HEADS, 9, DEPTH])
+    k = net.input("k", ["N", 9, DEPTH])
+    alone = net.op("Reshape", k, net.const([0, 0, 1, DEPTH], np.int64))
+    wide = net.op("Unsqueeze", net.op("Transpose", alone, perm=[0, 2, 1, 3]), net.ints([2]))
+    wide = net.op("Expand", wide, net.const([1, 1, HEADS, 1, 1], np.int64))
+    keys = net.op("Reshape", wide, net.const([-1, HEADS, 9, DEPTH], np.int64))
+    net.output(net.op("MatMul", q, net.op("Transpose", keys, perm=[0, 1, 3, 2])))
+    artifact = bnncc.compile(net.model(), threads=1)
+    rng = np.random.default_rng(0)
+    for n in (1, 3):
+        given, held = rng.normal(size=(n, HEADS, 9, DEPTH)), rng.normal(size=(n, 9, DEPTH))
+        feeds = {"q": given.astype(np.float32), "k": held.astype(np.float32)}
+        (found,) = artifact.run(feeds).values()
+        wanted = given @ held[:, None].transpose(0, 1, 3, 2)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)

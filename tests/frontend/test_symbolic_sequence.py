@@ -181,3 +181,23 @@ def test_a_cache_is_written_at_positions(operator: str) -> None:
         np.testing.assert_array_equal(got, past)
     with pytest.raises(InputError, match="`at` holds 9"):
         artifact.run({"past": past[:1], "x": x[:1, :, :1], "at": np.array([9])})
+
+
+def test_causal_masks_of_any_size() -> None:
+    """The upper triangle of a full matrix, and positions that are compared."""
+    net = Net(seed=0)
+    x = net.input("x", ["N", "T", 8])
+    tokens = net.op("Shape", x, start=1, end=2)
+    least = onnx.helper.make_tensor("least", TensorProto.FLOAT, [1], [np.finfo(np.float32).min])
+    full = net.op("ConstantOfShape", net.op("Concat", tokens, tokens, axis=0), value=least)
+    later = net.op("Trilu", full, net.const(1, np.int64), upper=1)
+    at = net.op("Range", *(net.const(0, np.int64), net.op("Squeeze", tokens), net.const(1, np.int64)))
+    near = net.op("Greater", net.unsqueeze(at, [0]),
+                  net.op("Sub", net.unsqueeze(at, [1]), net.const(3, np.int64)))  # fmt: skip
+    scores = net.op("MatMul", x, net.op("Transpose", x, perm=[0, 2, 1]))
+    scores = net.where(near, net.op("Add", scores, later), -np.inf)
+    net.output(net.op("MatMul", net.op("Softmax", scores, axis=-1), x))
+    model = net.model(check=False)
+    artifact = bnncc.compile(model, threads=1, max_dims={"T": 40})
+    for sizes in SIZES:
+        agrees(model, artifact, sizes)

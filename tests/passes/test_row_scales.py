@@ -218,3 +218,24 @@ def test_integer_weights_are_cut_only_where_sums_may_pass_float32(top: int, prod
     physical = passed(net.model())[1]
     specs = [node.attrs["spec"] for node in physical.nodes if node.op == KERNEL]
     assert sum(spec.macs > 0 for spec in specs) == products
+
+
+@pytest.mark.parametrize("spelling", ["divided before", "scales after the product"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_function_of_its_own_argument_follows(spelling: str, first: bool) -> None:
+    """GELU as transformers spell it: a scalar times the layer's result, which is read twice."""
+    net, rng = Net(18, seed=5), np.random.default_rng(5)
+    net.input("x", [2, 4, 48])
+    w = weight(rng, 48, 48, "float", "1.58")
+
+    def scaled(x: str, factor: float) -> str:
+        return net.op("Mul", *[net.const(factor), x][:: 1 if first else -1])
+
+    y = SPELLINGS[spelling].write(net, "x", w, "MatMul")
+    cube = net.op("Pow", y, net.const(3.0))
+    bent = net.op("Tanh", scaled(net.op("Add", y, scaled(cube, 0.044715)), 0.7978846))
+    y = net.op("Mul", scaled(y, 0.5), net.op("Add", net.const(1.0), bent))
+    net.output(SPELLINGS[spelling].write(net, y, weight(rng, 33, 48, "float", "1.58"), "MatMul"))
+    artifact = compile_model(net.model(), CompileOptions(threads=1))
+    assert [layer["kind"] for layer in artifact.report["layers"]] == ["few_bit"] * 2
+    assert verify(net.model(), artifact)["passed"]

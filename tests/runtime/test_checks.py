@@ -103,3 +103,16 @@ def test_code_that_decides_ties_otherwise_passes() -> None:
     kept = found.settled(flat).sure
     assert kept is not None
     assert not kept[name].any()
+
+
+def test_integers_are_such_that_outputs_are_finite() -> None:
+    """Of a mask, all but 0 and 1 make infinities."""
+    graph = load(parsed(
+        "(float[2, 5] x, int64[2, 5] mask) => (float[2, 5] y) { c = Cast <to = 1> (mask) "
+        "d = Sub(one, c) e = Mul(d, least) s = Add(x, e) y = Softmax <axis = -1> (s) }",
+        one=np.float32(1), least=np.finfo(np.float32).min,
+    ))  # fmt: skip
+    made = checks.SelfCheck(graph, 0).checks
+    assert len(made) == 4
+    assert all(np.isfinite(check.outputs["y"]).all() for check in made[:3])
+    assert {*made[0].inputs["mask"].flat} == {0, 1}
