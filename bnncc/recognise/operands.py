@@ -6,6 +6,8 @@ import numpy as np
 
 from bnncc.ir.dims import is_static
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import ROUND
+from bnncc.ir.moves import PERMUTATIONS, VIEW
 
 Array = np.ndarray
 
@@ -51,9 +53,16 @@ def layer_filters(node: Node, graph: Graph) -> Array | tuple[str, str]:
     return filters_of(node, graph.constants[node.inputs[1]])
 
 
+def unmoved(name: str, producers: dict[str, Node]) -> str:
+    """Return the tensor whose values `name` holds, possibly rounded to half precision."""
+    while (made := producers.get(name)) is not None and made.op in (*PERMUTATIONS, VIEW, ROUND):
+        name = made.inputs[0]
+    return name
+
+
 def maker(name: str, producers: dict[str, Node]) -> str:
     """Return a phrase that names the operator which computes a tensor."""
-    made = producers.get(name)
+    made = producers.get(unmoved(name, producers))
     return f" (from {made.where})" if made is not None else " (a graph input)"
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnx
 import pytest
 
 from bnncc.frontend.onnx import load
+from bnncc.options import CompileOptions
 from bnncc.recognise.binarize import binarize
 from bnncc.recognise.quantizers import recognise_quantizers
 from bnncc.recognise.signs import recognise_signs
 from bnncc.report import Layer
+from bnncc.targets.catalog import resolve
+from bnncc.transform.pipeline import Compilation, to_physical
 from bnncc.transform.simplify import simplify
 from tests.collection.builder import Net
 
@@ -138,6 +142,47 @@ def test_cases_are_told_apart(data: str, weight: str, kind: str, reason: str, re
 def test_last_layer(then: tuple[str, ...], last: bool) -> None:
     remedy = layer("relu", "float", then).remedy
     assert ("the last layer usually stays float" in remedy) == last
+
+
+@pytest.mark.parametrize("weight", ["signs", "float"])
+@pytest.mark.parametrize(
+    ("shape", "size", "layer_of", "maker", "image"),
+    [
+        ("2,3,6,6", "4,3,1,1", "y = Conv(x, w)", "a graph input", True),
+        (
+            "2,6,6,3",
+            "4,3,1,1",
+            "t = Transpose<perm=[0,3,1,2]>(x) y = Conv(t, w)",
+            "a graph input",
+            True,
+        ),
+        ("2,3,6", "4,3,1", "y = Conv(x, w)", "a graph input", False),
+        ("2,6,3", "3,4", "y = MatMul(x, w)", "a graph input", False),
+        ("2,3", "3,4", "y = MatMul(x, w)", "a graph input", False),
+        ("2,6,3", "3,4", "r = Relu(x) y = MatMul(r, w)", "from Relu", False),
+        (
+            "2,3,6,6",
+            "4,3,1,1",
+            "h = Cast<to=10>(x) r = Relu(h) v = Cast<to=10>(w) c = Conv(r, v) y = Cast<to=1>(c)",
+            "from Relu",
+            False,
+        ),
+    ],
+)
+def test_reasons_name_operators_and_options_of_the_model(
+    shape: str, size: str, layer_of: str, maker: str, image: bool, weight: str
+) -> None:
+    text = f"net (float[{shape}] x) => (z) {{{layer_of} z = Abs(y)}}"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
+    values = np.random.default_rng(1).standard_normal([int(d) for d in size.split(",")])
+    values = np.sign(values) if weight == "signs" else values
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(values), "w"))
+    made = Compilation(CompileOptions(), resolve("x86-64-v2"))
+    to_physical(load(model), made)
+    (found,) = made.layers
+    assert maker in found.reason
+    assert ("--first-layer" in found.remedy) == image
+    assert ("first layer usually" in found.remedy) == (maker == "a graph input")
 
 
 def test_first_layer_behind_a_normalization() -> None:
