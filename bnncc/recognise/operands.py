@@ -8,6 +8,7 @@ from bnncc.ir.dims import is_static
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import ROUND
 from bnncc.ir.moves import PERMUTATIONS, VIEW
+from bnncc.ir.rows import ROW_NORM
 
 Array = np.ndarray
 
@@ -63,7 +64,23 @@ def unmoved(name: str, producers: dict[str, Node]) -> str:
 def maker(name: str, producers: dict[str, Node]) -> str:
     """Return a phrase that names the operator which computes a tensor."""
     made = producers.get(unmoved(name, producers))
-    return f" (from {made.where})" if made is not None else " (a graph input)"
+    return f" (from {operator(made)} `{made.name}`)" if made is not None else " (a graph input)"
+
+
+def operator(node: Node) -> str:
+    """Return what a model's author calls an operator."""
+    if node.op == ROW_NORM:
+        return "LayerNorm" if node.attrs.get("centred") else "RMSNorm"
+    return _SAID.get(node.op, node.op.removeprefix("bnncc."))
+
+
+_SAID = {
+    "bnncc.BinaryConv": "binary layer",
+    "bnncc.BinaryProduct": "binary MatMul",
+    "bnncc.FewBitConv": "few-bit layer",
+    "bnncc.Interleave": "upsampling",
+    "bnncc.QuantizedConv": "Conv",
+}
 
 
 def pad_of(node: Node, graph: Graph) -> tuple[tuple[int, int, int, int], float] | None:

@@ -8,7 +8,7 @@ from bnncc.ir.graph import Graph, Node
 from bnncc.ir.moves import PERMUTATIONS
 from bnncc.recognise.filters import WEIGHT_TOLERANCE, Weights
 from bnncc.recognise.lattice import Lattice
-from bnncc.recognise.operands import maker, unmoved
+from bnncc.recognise.operands import maker, operator, unmoved
 
 Why = tuple[str, str]
 """Reason and remedy."""
@@ -105,7 +105,7 @@ def neither(node: Node, name: str, graph: Graph, producers: dict[str, Node], val
         return f"its weights are float, and its data take {values} values that are not signs", both
     name = unmoved(name, producers)
     made = producers.get(name)
-    source = f"from {made.op}" if made is not None else "a graph input"
+    source = f"from {operator(made)}" if made is not None else "a graph input"
     reason = f"its data ({source}) and its weights are float"
     if made is None:
         return reason, _of_input(node, name, graph)
