@@ -49,9 +49,10 @@ def flatten_rows(graph: Graph) -> None:
             shape = graph.types[node.inputs[1]].shape
             graph.in_file.setdefault(node.name, (node.op, kind.shape, shape))
         nodes.pop()
-        inputs = [flat(node.inputs[0]), *node.inputs[1:]]
         if beside:
             inputs = [_turned(i, graph) if i in graph.constants else flat(i) for i in node.inputs]
+        else:
+            inputs = [flat(node.inputs[0]), *node.inputs[1:]]
         out = node.outputs[0]
         tall = graph.fresh(f"{out}.rows")
         graph.types[tall] = TensorType((product(kind.shape[:-1]), kind.shape[-1]), kind.dtype)
