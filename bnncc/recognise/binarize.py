@@ -208,7 +208,7 @@ def _try_binary(
             return reasons.weights(filters, len(data.value.values))
         found = few()
         if found is not None:
-            return reasons.few_bit_weights(name, look.producers, found)
+            return reasons.few_bit_weights(node, name, look.graph, look.producers, found)
         values = len(look.held.get(name, ()))
         return reasons.neither(node, name, look.graph, look.producers, values)
     if isinstance(data, tuple):
@@ -294,7 +294,7 @@ def _data(node: Node, look: _Look) -> _Data | tuple[str, str]:
         name, pads, pad_value = padded_source(node, look.graph, look.producers)
     two = look.known.get(name)
     if two is None or not two.signs:
-        return reasons.data(name, look.producers)
+        return reasons.data(node, name, look.graph, look.producers)
     centered = two.zero and not two.bipolar
     if any(pads):
         allowed = (0.0, two.lo, two.hi) if two.bipolar else (two.lo, two.hi)

@@ -6,6 +6,9 @@ import numpy as np
 
 from bnncc.ir.dims import is_static
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.halves import ROUND
+from bnncc.ir.moves import PERMUTATIONS, VIEW
+from bnncc.ir.rows import ROW_NORM
 
 Array = np.ndarray
 
@@ -51,10 +54,33 @@ def layer_filters(node: Node, graph: Graph) -> Array | tuple[str, str]:
     return filters_of(node, graph.constants[node.inputs[1]])
 
 
+def unmoved(name: str, producers: dict[str, Node]) -> str:
+    """Return the tensor whose values `name` holds, possibly rounded to half precision."""
+    while (made := producers.get(name)) is not None and made.op in (*PERMUTATIONS, VIEW, ROUND):
+        name = made.inputs[0]
+    return name
+
+
 def maker(name: str, producers: dict[str, Node]) -> str:
     """Return a phrase that names the operator which computes a tensor."""
-    made = producers.get(name)
-    return f" (from {made.where})" if made is not None else " (a graph input)"
+    made = producers.get(unmoved(name, producers))
+    return f" (from {operator(made)} `{made.name}`)" if made is not None else " (a graph input)"
+
+
+def operator(node: Node) -> str:
+    """Return what a model's author calls an operator."""
+    if node.op == ROW_NORM:
+        return "LayerNorm" if node.attrs.get("centred") else "RMSNorm"
+    return _SAID.get(node.op, node.op.removeprefix("bnncc."))
+
+
+_SAID = {
+    "bnncc.BinaryConv": "binary layer",
+    "bnncc.BinaryProduct": "binary MatMul",
+    "bnncc.FewBitConv": "few-bit layer",
+    "bnncc.Interleave": "upsampling",
+    "bnncc.QuantizedConv": "Conv",
+}
 
 
 def pad_of(node: Node, graph: Graph) -> tuple[tuple[int, int, int, int], float] | None:

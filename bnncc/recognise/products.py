@@ -48,7 +48,7 @@ def why_not(
     Parameters
     ----------
     node : Node
-        A MatMul or Gemm that `pair_products` did not rewrite.
+        A layer with computed weights that `pair_products` did not rewrite.
     values : dict of str to Lattice
         Signs of the graph, from `lattices`.
 
@@ -60,6 +60,8 @@ def why_not(
     if node.inputs[0] in graph.constants:
         return "its weights are the left operand, and they or its data take many values", _WHY
     found = _operands(node, graph, values, producers)
+    if found is None:
+        return "its weights are computed at run time", "give it constant weights, or use MatMul"
     if not isinstance(found, tuple):
         return "kernels of products of two activations are for CPUs", "give it constant weights"
     return found

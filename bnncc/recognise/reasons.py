@@ -5,17 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.moves import PERMUTATIONS
 from bnncc.recognise.filters import WEIGHT_TOLERANCE, Weights
 from bnncc.recognise.lattice import Lattice
-from bnncc.recognise.operands import maker
+from bnncc.recognise.operands import maker, operator, unmoved
 
 Why = tuple[str, str]
 """Reason and remedy."""
 
-_INPUT = (
+_IMAGE = (
     "the first layer usually stays float (--first-layer bfloat16 or int8 makes it faster); sign() "
     "on the input, or --input-transform, makes it binary"
 )
+_INPUT = "the first layer usually stays float; sign() on the input makes it binary"
 _SIGNED_WEIGHTS = "scale[o] * sign(w), with one scale for each output channel o"
 
 
@@ -58,25 +60,34 @@ def _shared_scales(filters: np.ndarray) -> str:
     return "kernel position" if np.ptp(each, axis=0).max() <= WEIGHT_TOLERANCE else "weight"
 
 
-def data(name: str, producers: dict[str, Node]) -> Why:
+def data(node: Node, name: str, graph: Graph, producers: dict[str, Node]) -> Why:
     """Return why the data of a layer with binary weights are not binary."""
-    reason = f"its input `{name}` is real-valued" + maker(name, producers)
-    made = producers.get(name)
+    source = unmoved(name, producers)
+    reason = f"its input `{source}` is real-valued" + maker(source, producers)
+    made = producers.get(source)
     if made is None:
-        return reason, _INPUT
+        return reason, _of_input(node, source, graph)
     if made.op == "Relu":
         return reason, "apply sign() after the Relu (0 and 1 are binary too), or instead of it"
     return reason, "apply sign() to the input of the layer"
 
 
-def few_bit_weights(name: str, producers: dict[str, Node], found: Weights) -> Why:
+def few_bit_weights(
+    node: Node, name: str, graph: Graph, producers: dict[str, Node], found: Weights
+) -> Why:
     """Return why a layer with few-bit weights is float: because of its data."""
-    reason, remedy = data(name, producers)
-    if name in producers:
+    reason, remedy = data(node, name, graph, producers)
+    if unmoved(name, producers) in producers:
         remedy = "quantize its data to at most 8 bits, too"
     else:
         remedy = f"declare what the input holds, or quantize it to at most 8 bits; {remedy}"
     return f"{reason}, while its weights have {found.bits} bits", remedy
+
+
+def _of_input(node: Node, name: str, graph: Graph) -> str:
+    """Return the remedy for a layer that reads input `name`; options are for images."""
+    image = node.op == "Conv" and len(graph.types[name].shape) == 4
+    return _IMAGE if image else _INPUT
 
 
 def neither(node: Node, name: str, graph: Graph, producers: dict[str, Node], values: int) -> Why:
@@ -92,11 +103,12 @@ def neither(node: Node, name: str, graph: Graph, producers: dict[str, Node], val
     both = "apply sign() to inputs and weights to make it binary"
     if values:
         return f"its weights are float, and its data take {values} values that are not signs", both
+    name = unmoved(name, producers)
     made = producers.get(name)
-    source = f"from {made.op}" if made is not None else "a graph input"
+    source = f"from {operator(made)}" if made is not None else "a graph input"
     reason = f"its data ({source}) and its weights are float"
     if made is None:
-        return reason, _INPUT
+        return reason, _of_input(node, name, graph)
     edge = "last" if _is_last(node, graph) else "first" if _is_first(made, graph, producers) else ""
     if edge:
         usual = f"the {edge} layer usually stays float"
@@ -126,7 +138,7 @@ def _is_first(made: Node | None, graph: Graph, producers: dict[str, Node]) -> bo
 
 
 _AFTER_SCORES = ("Softmax", "LogSoftmax", "Sigmoid", "Flatten", "Reshape", "Squeeze", "Identity")
-_NORMALIZING = ("BatchNormalization", "Sub", "Add", "Mul", "Div", "Cast", "Transpose", "Identity")
+_NORMALIZING = {"BatchNormalization", "Sub", "Add", "Mul", "Div", "Cast", *PERMUTATIONS}
 
 
 def described(known: Lattice, found: Weights) -> tuple[str, str]:

@@ -366,6 +366,20 @@ def test_rows() -> None:
     assert [layer.kind for layer in binarize(graph)] == ["binary"]
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (1, 1, 5)], ids=str)
+@pytest.mark.parametrize("expression", ["Mul(c, p)", "Sub(c, p)", "Div(p, c)"])
+def test_rows_beside_constants(expression: str, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    weights = {"w": _weights(rng, 6, 5), "c": rng.uniform(1, 2, shape).astype(np.float32)}
+    body = f"p = MatMul(x, w) y = {expression}"
+    graph = graph_of(body, shape="2,7,6", out="2,7,5", weights=weights)
+    feeds = {"x": rng.integers(-8, 8, (2, 7, 6)).astype(np.float32)}
+    expected = evaluate(graph, feeds)["y"]
+    flatten_rows(graph)
+    assert [n.op for n in graph.nodes if n.op == "Reshape"] == ["Reshape", "Reshape"]
+    np.testing.assert_array_equal(evaluate(graph, feeds)["y"], expected)
+
+
 def test_report_says_what_becomes_of_zeros() -> None:
     weights = {"w": _weights(np.random.default_rng(0), 4, 4, 1, 1)}
     body = "s = Sign(x) k = Conv(s, w) t = Sign(k) y = Conv(t, w)"

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnx
 import pytest
 
 from bnncc.frontend.onnx import load
+from bnncc.options import CompileOptions
 from bnncc.recognise.binarize import binarize
 from bnncc.recognise.quantizers import recognise_quantizers
 from bnncc.recognise.signs import recognise_signs
 from bnncc.report import Layer
+from bnncc.targets.catalog import resolve
+from bnncc.transform.pipeline import Compilation, to_physical
 from bnncc.transform.simplify import simplify
 from tests.collection.builder import Net
 
@@ -138,6 +142,83 @@ def test_cases_are_told_apart(data: str, weight: str, kind: str, reason: str, re
 def test_last_layer(then: tuple[str, ...], last: bool) -> None:
     remedy = layer("relu", "float", then).remedy
     assert ("the last layer usually stays float" in remedy) == last
+
+
+def layers(body: str, **constants: np.ndarray) -> list[Layer]:
+    """Return the layers of a network in text after all passes."""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> net {body}')
+    for name, values in constants.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(values), name))
+    made = Compilation(CompileOptions(), resolve("x86-64-v2"))
+    to_physical(load(model), made)
+    return made.layers
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        ("d = LayerNormalization(x, v)", "its data (from LayerNorm) and"),
+        (
+            "q = Mul(x, x) m = ReduceMean<axes=[1]>(q) p = Add(m, e) r = Sqrt(p) d = Div(x, r)",
+            "its data (from RMSNorm) and",
+        ),
+        ("s = Sign(x) d = MatMul(s, u)", "its data (from binary layer) and its weights"),
+        ("s = Sign(x) t = MatMul(s, u) d = Flatten(t)", "its data (from binary layer) and"),
+    ],
+)
+def test_reasons_name_what_feeds_a_layer(before: str, said: str) -> None:
+    rng = np.random.default_rng(2)
+    square, bits = rng.standard_normal((64, 64)), rng.choice([-1.0, 1.0], (64, 64))
+    body = f"(float[4,64] x) => (z) {{{before} y = MatMul(d, w) z = Relu(y)}}"
+    found = layers(body, w=square, u=bits, v=square[0], e=np.ones(1))[-1]
+    assert (found.kind, said in found.reason) == ("float", True), found.reason
+
+
+@pytest.mark.parametrize(
+    ("operands", "layer_of"),
+    [("2,3,6,6", "y = Conv(s, t)"), ("2,6,6", "y = MatMul(s, t)"), ("6,6", "y = Gemm(s, t)")],
+)
+def test_computed_weights(operands: str, layer_of: str) -> None:
+    shape = f"(float[{operands}] x, float[{operands}] w)"
+    (found,) = layers(f"{shape} => (z) {{s = Sign(x) t = Relu(w) {layer_of} z = Abs(y)}}")
+    assert ("computed at run time" in found.reason) == ("MatMul" not in layer_of)
+    assert "for CPUs" not in found.reason
+
+
+@pytest.mark.parametrize("weight", ["signs", "float"])
+@pytest.mark.parametrize(
+    ("shape", "size", "layer_of", "maker", "image"),
+    [
+        ("2,3,6,6", "4,3,1,1", "y = Conv(x, w)", "a graph input", True),
+        (
+            "2,6,6,3",
+            "4,3,1,1",
+            "t = Transpose<perm=[0,3,1,2]>(x) y = Conv(t, w)",
+            "a graph input",
+            True,
+        ),
+        ("2,3,6", "4,3,1", "y = Conv(x, w)", "a graph input", False),
+        ("2,6,3", "3,4", "y = MatMul(x, w)", "a graph input", False),
+        ("2,3", "3,4", "y = MatMul(x, w)", "a graph input", False),
+        ("2,6,3", "3,4", "r = Relu(x) y = MatMul(r, w)", "from Relu", False),
+        (
+            "2,3,6,6",
+            "4,3,1,1",
+            "h = Cast<to=10>(x) r = Relu(h) v = Cast<to=10>(w) c = Conv(r, v) y = Cast<to=1>(c)",
+            "from Relu",
+            False,
+        ),
+    ],
+)
+def test_reasons_name_operators_and_options_of_the_model(
+    shape: str, size: str, layer_of: str, maker: str, image: bool, weight: str
+) -> None:
+    values = np.random.default_rng(1).standard_normal([int(d) for d in size.split(",")])
+    values = np.sign(values) if weight == "signs" else values
+    (found,) = layers(f"(float[{shape}] x) => (z) {{{layer_of} z = Abs(y)}}", w=values)
+    assert maker in found.reason
+    assert ("--first-layer" in found.remedy) == image
+    assert ("first layer usually" in found.remedy) == (maker == "a graph input")
 
 
 def test_first_layer_behind_a_normalization() -> None:
