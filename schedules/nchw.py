@@ -21,6 +21,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules import epilogue, ranges
+from bnncc.schedules.expressions import of_kind
 from bnncc.schedules.intrin_portable import QUAD, TRANSPOSE
 from bnncc.schedules.templates.channel_tiles import Group
 from bnncc.targets.spec import TargetSpec
@@ -103,9 +104,7 @@ def held(func: tirx.PrimFunc, spec: Spec, count: int = 1) -> tirx.PrimFunc:
     views, rows, kept = {}, {}, []
     for stmt in ranges.statements(func.body.block.body):
         if isinstance(stmt, tirx.DeclBuffer):
-            found: list[tirx.Var] = []
-            tvm_ffi.structural_walk(stmt.data, (tirx.Var, found.append), order="post")
-            param = next((var for var in found if var in params), None)
+            param = next((var for var in of_kind(stmt.data, tirx.Var) if var in params), None)
             if param is not None:
                 n = stmt.buffer.shape[0]
                 if param not in rows:

@@ -16,6 +16,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 
+from bnncc.schedules.expressions import of_kind
 from bnncc.topi_binary.definitions.blocks import int64
 
 Bounds = Mapping[int, tuple[int, int]]
@@ -149,9 +150,8 @@ def divided(func: tirx.PrimFunc, sizes: Sequence[Any]) -> tirx.PrimFunc:
 
 
 def _divided(loop: tirx.For, size: Any) -> tirx.Stmt:
-    found: list[tirx.For] = []
-    tvm_ffi.structural_walk(loop.body, (tirx.For, found.append), order="post")
-    (vector,) = (inner for inner in found if inner.kind == tirx.ForKind.VECTORIZED)
+    loops = of_kind(loop.body, tirx.For)
+    (vector,) = (inner for inner in loops if inner.kind == tirx.ForKind.VECTORIZED)
     lanes, kind, known = int(vector.extent), loop.loop_var.ty, Analyzer()
 
     def number(value: int) -> Any:

@@ -17,6 +17,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules import ranges
+from bnncc.schedules.expressions import of_kind
 
 Buffer = Any
 Expr = Any
@@ -43,8 +44,7 @@ def without(func: tirx.PrimFunc, planes: Sequence[int], blocks: Sequence[str]) -
     absent = {func.params[i] for i in planes}
     for stmt in ranges.statements(func.body.block.body):
         if isinstance(stmt, tirx.DeclBuffer):
-            viewed: list[tirx.Var] = []
-            tvm_ffi.structural_walk(stmt.data, (tirx.Var, viewed.append), order="post")
+            viewed = of_kind(stmt.data, tirx.Var)
             absent |= {stmt.buffer} if absent & {*viewed} else set()
     for block in ranges.blocks(func):
         if block.name_hint in blocks:

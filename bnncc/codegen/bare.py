@@ -21,6 +21,7 @@ from tvm import s_tir, tirx
 from tvm.tirx import transform as tir
 
 from bnncc.codegen import float_operations, memory
+from bnncc.codegen.binds import limit_binds
 from bnncc.codegen.c_text import ALIGNMENT, C_TYPES, Kernels, identifier, unique
 from bnncc.errors import TargetError
 from bnncc.files import scratch_folder
@@ -258,8 +259,13 @@ def _passes() -> list[tvm.transform.Pass]:
         tvm.transform.module_pass(_returned, opt_level=0),
         tvm.transform.module_pass(_pointers, opt_level=0),
         tir.BF16StorageLegalize(),
+        tvm.transform.module_pass(_limited, opt_level=0),
         tir.LowerTVMBuiltin(),
     ]
+
+
+def _limited(module: tvm.IRModule, _: Any) -> tvm.IRModule:
+    return tvm.IRModule({var: limit_binds(func) for var, func in module.functions_items()})
 
 
 def _returned(module: tvm.IRModule, _: Any) -> tvm.IRModule:

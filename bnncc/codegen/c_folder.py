@@ -18,8 +18,8 @@ import tvm
 from bnncc._version import __version__
 from bnncc.codegen import c_network
 from bnncc.codegen.arena import aligned
+from bnncc.codegen.c_expressions import literal
 from bnncc.codegen.c_helpers import PRELUDE
-from bnncc.codegen.c_kernels import literal
 from bnncc.codegen.c_network import Bare, SelfCheckMaker
 from bnncc.codegen.c_text import (
     ALIGNMENT,

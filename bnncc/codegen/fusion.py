@@ -12,10 +12,10 @@ from collections import Counter
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 
 from bnncc.codegen.ops import OPAQUE
+from bnncc.schedules.expressions import of_kind
 from bnncc.schedules.float_functions import FUNCTIONS
 
 LIMIT = 8000
@@ -62,21 +62,9 @@ class LimitFusion:
 
 def _factors(func: tirx.PrimFunc) -> tuple[list[int], int]:
     """Return how often a kernel reads each operand, and how often each read is visited."""
-    reads: Counter[Any] = Counter()
-    factor = 1
-
-    def read(load: tvm.ir.TensorLoad) -> None:
-        reads[load.source] += 1
-
-    def select(_: tirx.Select) -> None:
-        nonlocal factor
-        factor *= 2
-
-    def call(node: tvm.ir.Call) -> None:
-        nonlocal factor
-        if str(getattr(node.op, "name", "")).removeprefix("tirx.") in FUNCTIONS:
-            factor *= _PER_FUNCTION
-
-    visitors = [(tvm.ir.TensorLoad, read), (tirx.Select, select), (tvm.ir.Call, call)]
-    tvm_ffi.structural_walk(func.body, visitors)
+    body = func.body
+    reads = Counter(load.source for load in of_kind(body, tvm.ir.TensorLoad))
+    names = (str(getattr(call.op, "name", "")) for call in of_kind(body, tvm.ir.Call))
+    functions = sum(name.removeprefix("tirx.") in FUNCTIONS for name in names)
+    factor = 2 ** len(of_kind(body, tirx.Select)) * _PER_FUNCTION**functions
     return [reads[param] for param in func.params], factor

@@ -21,7 +21,7 @@ from tvm import relax, tirx
 from tvm.tirx import compilation_pipeline
 
 from bnncc.codegen.arguments import without_checks
-from bnncc.codegen.names import short_names
+from bnncc.codegen.binds import limit_binds
 from bnncc.codegen.registers import split_tiles
 from bnncc.schedules.float_functions import expanded
 
@@ -229,7 +229,7 @@ def _lowering() -> tuple[Any, Any, Any]:
 
 def _prepared(module: tvm.IRModule, _: Any) -> tvm.IRModule:
     for var, func in module.functions_items():
-        module[var] = expanded(short_names(split_tiles(without_checks(func))))
+        module[var] = expanded(limit_binds(split_tiles(without_checks(func))))
     return module
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tvm import relax, te, tirx
 
-from bnncc.codegen.products import source_of
+from bnncc.codegen.views import broadcast_index, source_of
 from bnncc.ir.graph import Graph, Node
 
 Expr = Any
@@ -67,7 +67,7 @@ def softmax(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) -
         def value(*at: Expr) -> Expr:
             made = x(*at) if scale == 1 else x(*at) * tirx.const(scale, "float32")
             for mask in masks:
-                made = made + _broadcast(mask, at)
+                made = made + mask(*broadcast_index(mask.shape, at))
             return made
 
         top = _rows(x, value, "top", te.max)
@@ -78,13 +78,6 @@ def softmax(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) -
         )
 
     return bb.emit_te(compute, *args, primfunc_name_hint="softmax")
-
-
-def _broadcast(x: te.Tensor, at: Sequence[Expr]) -> Expr:
-    """Return the element of `x` that is broadcast to `at` in a larger tensor."""
-    own = zip(x.shape, at[len(at) - len(x.shape) :], strict=True)
-    ones = (isinstance(size, tirx.IntImm) and int(size) == 1 for size in x.shape)
-    return x(*(0 if one else index for one, (_, index) in zip(ones, own, strict=True)))
 
 
 def rotary(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) -> relax.Expr:
@@ -98,8 +91,9 @@ def rotary(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) ->
             *row, side, column = at
             here, there = ([*row, k * half + column] for k in (side, 1 - side))
             sign = tirx.Cast("float32", side * 2 - 1)
-            straight = x(*place(here)) * _broadcast(cos, here)
-            return straight + x(*place(there)) * sign * _broadcast(sin, here)
+            straight = x(*place(here)) * cos(*broadcast_index(cos.shape, here))
+            turned = x(*place(there)) * sign * sin(*broadcast_index(sin.shape, here))
+            return straight + turned
 
         return te.compute([*sizes[:-1], 2, half], value, name="rotated")
 

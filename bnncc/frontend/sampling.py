@@ -13,44 +13,86 @@ from bnncc.ir.pieces import Expression
 def _deform_conv(write: Expression) -> None:
     """Write DeformConv as gathers of each tap's four neighbours, and a matrix product."""
     x, weight, offset = write.shape(0), write.shape(1), write.shape(2)
-    attrs, dtype = write.node.attrs, write.type().dtype
+    attrs = write.node.attrs
     if len(x) != 4 or len(weight) != 4 or len(offset) != 4:
         raise ShapeError(f"{write.where}: an image of {len(x)} axes, expected 4")
     (n, channels, height, width), (units, depth, *kernel) = x, weight
     group, parts = int(attrs.get("group", 1)), int(attrs.get("offset_group", 1))
-    strides, dilations = (
-        [int(v) for v in attrs.get(k) or (1, 1)] for k in ("strides", "dilations")
-    )
-    pads = [int(v) for v in attrs.get("pads") or (0, 0, 0, 0)]
-    out, taps = offset[2:], math.prod(kernel)
-    pixels = math.prod(out)
+    taps, pixels = math.prod(kernel), math.prod(offset[2:])
     if channels != depth * group or units % group or channels % parts:
         raise ShapeError(f"{write.where}: weight {weight} does not fit an input of shape {x}")
     if offset[:2] != [n, 2 * parts * taps]:
         raise ShapeError(
             f"{write.where}: offset has shape {offset}, expected [{n}, {2 * parts * taps}, ...]"
         )
-    moves = write.reshape(write.node.inputs[2], n * parts, taps, 2, *out)
-    grid = [np.arange(o) * s - p for o, s, p in zip(out, strides, pads[:2], strict=True)]
-    where = []
+    moves = write.reshape(write.node.inputs[2], n * parts, taps, 2, *offset[2:])
+    places = _places(write, moves, kernel, offset[2:])
+    rows = write.reshape(write.node.inputs[0], n * parts, channels // parts, height * width)
+    sizes = n * parts, channels // parts, taps * pixels
+    sampled = _interpolated(write, rows, places, (height, width), sizes)
+    if mask := write.input(4):
+        factor = write.reshape(mask, n * parts, 1, taps * pixels)
+        sampled = write("Mul", sampled, factor)
+    columns = write.reshape(sampled, n, group, depth * taps, pixels)
+    filters = write.reshape(write.node.inputs[1], 1, group, units // group, depth * taps)
+    made = write.reshape(write("MatMul", filters, columns), n, units, *offset[2:])
+    if bias := write.input(3):
+        made = write("Add", made, write.reshape(bias, 1, units, 1, 1))
+    write.give(made, 0)
+
+
+def _places(write: Expression, moves: str, kernel: list[int], out: list[int]) -> list[str]:
+    """Write the rows, and the columns, at which each tap reads for each output pixel.
+
+    Parameters
+    ----------
+    write : Expression
+        Of a DeformConv.
+    moves : str
+        Its offsets, of shape (batches and offset groups, taps, 2, *out).
+    kernel, out : list of int
+        Height and width of the kernel and of the output.
+    """
+    attrs, dtype = write.node.attrs, write.type().dtype
+    strides, dilations = (
+        [int(v) for v in attrs.get(k) or (1, 1)] for k in ("strides", "dilations")
+    )
+    pads = [int(v) for v in attrs.get("pads") or (0, 0, 0, 0)]
+    found = []
     for axis in range(2):
-        tap = np.arange(kernel[axis]) * dilations[axis]
-        own = tap[:, None] if axis == 0 else tap[None, :]
-        start = np.broadcast_to(own, kernel).reshape(taps, 1, 1) + (
-            grid[0][:, None] if axis == 0 else grid[1][None, :]
-        )
-        start = np.broadcast_to(start, (taps, *out))
-        where.append(write("Add", write.at(moves, axis, 2), write.constant(start, dtype)))
-    flat = write.reshape(write.node.inputs[0], n * parts, channels // parts, height * width)
-    total = ""
-    floors = [write("Floor", p) for p in where]
+        tap = np.indices(kernel)[axis].reshape(-1, 1, 1) * dilations[axis]
+        start = np.indices(out)[axis] * strides[axis] - pads[axis] + tap
+        found.append(write("Add", write.at(moves, axis, 2), write.constant(start, dtype)))
+    return found
+
+
+def _interpolated(
+    write: Expression, rows: str, places: list[str], image: tuple[int, int],
+    sizes: tuple[int, int, int],
+) -> str:  # fmt: skip
+    """Write values between the pixels of images, which are 0 outside.
+
+    Parameters
+    ----------
+    write : Expression
+        Of the operator.
+    rows : str
+        The images with their pixels in a row.
+    places : list of str
+        Rows and columns to read at, in each image.
+    image, sizes : tuple of int
+        Height and width; images, channels, and places in each image.
+    """
+    dtype, total = write.type().dtype, ""
+    images, channels, points = sizes
+    floors = [write("Floor", p) for p in places]
     for corner in ((0, 0), (0, 1), (1, 0), (1, 1)):
         share, inside, index = "", "", ""
-        for axis, (step, size) in enumerate(zip(corner, (height, width), strict=True)):
+        for axis, (step, size) in enumerate(zip(corner, image, strict=True)):
             at = floors[axis]
             if step:
                 at = write("Add", at, write.constant(1, dtype))
-            distance = write("Abs", write("Sub", where[axis], at))
+            distance = write("Abs", write("Sub", places[axis], at))
             near = write("Sub", write.constant(1, dtype), distance)
             share = write("Mul", share, near) if share else near
             low, high = write.constant(0, dtype), write.constant(size - 1, dtype)
@@ -58,25 +100,17 @@ def _deform_conv(write: Expression) -> None:
             inside = write("And", inside, fits) if inside else fits
             position = write.cast(write("Clip", at, low, high), "int64")
             if axis:
-                row = write("Mul", index, write.constant(width, "int64"))
+                row = write("Mul", index, write.constant(image[1], "int64"))
                 index = write("Add", row, position)
             else:
                 index = position
         share = write("Where", inside, share, write.constant(0, dtype))
-        index = write.reshape(index, n * parts, 1, taps * pixels)
-        spread = write("Expand", index, write.ints(n * parts, channels // parts, taps * pixels))
-        value = write("GatherElements", flat, spread, axis=2)
-        part = write("Mul", value, write.reshape(share, n * parts, 1, taps * pixels))
+        index = write.reshape(index, images, 1, points)
+        spread = write("Expand", index, write.ints(images, channels, points))
+        value = write("GatherElements", rows, spread, axis=2)
+        part = write("Mul", value, write.reshape(share, images, 1, points))
         total = write("Add", total, part) if total else part
-    if mask := write.input(4):
-        factor = write.reshape(mask, n * parts, 1, taps * pixels)
-        total = write("Mul", total, factor)
-    columns = write.reshape(total, n, group, depth * taps, pixels)
-    rows = write.reshape(write.node.inputs[1], 1, group, units // group, depth * taps)
-    made = write.reshape(write("MatMul", rows, columns), n, units, *out)
-    if bias := write.input(3):
-        made = write("Add", made, write.reshape(bias, 1, units, 1, 1))
-    write.give(made, 0)
+    return total
 
 
 EXPANSIONS = {"DeformConv": _deform_conv}

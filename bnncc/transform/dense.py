@@ -64,20 +64,19 @@ def gemm(node: Node, state: Walk) -> Result:
     out = graph.fresh(f"{node.name}.product")
     pieces.append(Node("Gemm", [a, b], [out], base, node.name, node.covers))
     dtype = graph.types[node.outputs[0]].dtype
-    scales = [(alpha, False)] + ([(beta, True)] if c else [])
-    for factor, of_bias in scales:
+
+    def times(name: str, factor: float) -> str:
         if factor == 1:
-            continue
+            return name
         scale = graph.constant(np.asarray(factor, dtype), f"{node.name}.scale")
-        scaled_name = graph.fresh(f"{node.name}.scaled")
-        source = c if of_bias else out
-        pieces.append(Node("Mul", [source, scale], [scaled_name], {}, f"{node.name}.scale"))
-        if of_bias:
-            c = scaled_name
-        else:
-            out = scaled_name
+        made = graph.fresh(f"{node.name}.scaled")
+        pieces.append(Node("Mul", [name, scale], [made], {}, f"{node.name}.scale"))
+        return made
+
+    out = times(out, alpha)
     if c:
-        pieces.append(Node("Add", [out, c], node.outputs, {}, f"{node.name}.bias"))
+        bias_name = times(c, beta)
+        pieces.append(Node("Add", [out, bias_name], node.outputs, {}, f"{node.name}.bias"))
     else:
         pieces[-1].outputs = list(node.outputs)
     return pieces

@@ -8,6 +8,9 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import bnncc
+from bnncc.driver import compile_c
+from bnncc.options import CompileOptions
+from tests.c_programs import MACHINES, outputs
 from tests.tiny import BASELINE
 
 
@@ -45,15 +48,20 @@ def test_activations_are_one_kernel(operator: str) -> None:
     assert len(artifact.report["kernels"]) == 1
 
 
-@pytest.mark.parametrize("shape", ["2, 37", "1, 24, 3, 3"], ids=["rows", "image"])
-@pytest.mark.parametrize("target", [BASELINE, "arm64"])
-def test_long_chains_of_steps_of_a_kernel_compile_and_are_right(shape: str, target: str) -> None:
-    """A LeakyRelu reads its operand three times; many in a row are one kernel of bnncc."""
+def leaky_relus(shape: str) -> onnx.ModelProto:
+    """Return 40 LeakyRelu in a row, each of which reads its operand three times."""
     text = "\n".join(f"v{i + 1} = LeakyRelu<alpha={0.9 - 0.01 * i}>(v{i})" for i in range(40))
-    model = onnx.parser.parse_model(
+    return onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 16]> '
         f"g (float[{shape}] v0) => (float[{shape}] v40) {{ {text} }}"
     )
+
+
+@pytest.mark.parametrize("shape", ["2, 37", "1, 24, 3, 3"], ids=["rows", "image"])
+@pytest.mark.parametrize("target", [BASELINE, "arm64"])
+def test_long_chains_of_steps_of_a_kernel_compile_and_are_right(shape: str, target: str) -> None:
+    """Many in a row are one kernel of bnncc."""
+    model = leaky_relus(shape)
     artifact = bnncc.compile(model, target=target, threads=1)
     assert len(artifact.report["kernels"]) == 1
     if target != BASELINE:
@@ -61,4 +69,16 @@ def test_long_chains_of_steps_of_a_kernel_compile_and_are_right(shape: str, targ
     x = np.random.default_rng(0).standard_normal([int(d) for d in shape.split(",")])
     (want,) = ReferenceEvaluator(model).run(None, {"v0": x.astype(np.float32)})
     (made,) = artifact.run({"v0": x.astype(np.float32)}).values()
+    np.testing.assert_allclose(made, want, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("machine", ["armv7", "cortex-m4"])
+def test_long_chains_of_steps_compile_for_c_and_are_right(machine: str) -> None:
+    if missing := MACHINES[machine].missing:
+        pytest.skip(f"needs {missing}")
+    model = leaky_relus("1, 24, 3, 3")
+    x = np.random.default_rng(0).standard_normal((1, 24, 3, 3)).astype(np.float32)
+    (want,) = ReferenceEvaluator(model).run(None, {"v0": x})
+    network = compile_c(model, CompileOptions(target=machine))
+    made = outputs(MACHINES[machine], network, {"v0": x}, {"v40": want})["v40"]
     np.testing.assert_allclose(made, want, rtol=1e-5, atol=1e-7)

@@ -1,8 +1,8 @@
-"""A limit for the expressions that names stand for.
+"""A limit for the values that variables of a kernel are bound to.
 
-LLVM's code generator in TVM tells its analyzer what each name stands for, and the analyzer writes
-all of it out. A chain of n leaky ReLUs, each of which reads its operand three times, has n names
-and 3**n leaves.
+LLVM's code generator in TVM tells its analyzer the value of each variable, and the analyzer
+replaces variables by their values. In a chain of n leaky ReLUs, each of which reads its operand
+three times, the last of n variables has a value of 3**n leaves.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from bnncc.schedules.expressions import of_kind
+
 LIMIT = 2000
-"""Visits of an expression with all names written out, above which it is stored in a register."""
+"""Visits of a value with all variables replaced, above which it is stored in a register."""
 
 
-def short_names(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Bind names of large expressions to a load from a buffer, which the analyzer does not enter.
+def limit_binds(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Bind variables with large values to a load from a buffer, which the analyzer does not enter.
 
     LLVM promotes the buffers, of one element, to registers.
 
@@ -28,21 +30,21 @@ def short_names(func: tirx.PrimFunc) -> tirx.PrimFunc:
         With flat buffers, before allocations are lowered to calls.
     """
     visits: dict[Any, int] = {}
-    long: set[Any] = set()
+    large: set[Any] = set()
 
     def bind(node: tirx.Bind) -> None:
         total = _visits(node.value, visits)
-        if total > LIMIT and not _index(node.var):
-            long.add(node.var)
+        if total > LIMIT and not _may_be_index(node.var):
+            large.add(node.var)
             total = 1
         visits[node.var] = total
 
     tvm_ffi.structural_walk(func.body, (tirx.Bind, bind), order="pre")
-    if not long:
+    if not large:
         return func
 
     def stored(node: tirx.Bind) -> Any:
-        if node.var not in long:
+        if node.var not in large:
             return node
         buffer = tirx.decl_buffer((1,), str(node.var.ty), node.var.name)
         value = tirx.BufferLoad(buffer, [0])
@@ -57,22 +59,12 @@ def short_names(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.Bind, stored)))
 
 
-def _index(var: tirx.Var) -> bool:
-    """Whether a name may be an index, of which later passes want to know more."""
+def _may_be_index(var: tirx.Var) -> bool:
+    """Whether later passes may need the value of a variable to simplify indices."""
     return str(var.ty) in ("int32", "int64")
 
 
-def _visits(expr: Any, visits: dict[Any, int]) -> int:
+def _visits(value: Any, visits: dict[Any, int]) -> int:
     """Return how many nodes the analyzer visits; those of a Select twice."""
-    total, selects = 1, 0
-
-    def read(var: tirx.Var) -> None:
-        nonlocal total
-        total += visits.get(var, 1)
-
-    def select(_: tirx.Select) -> None:
-        nonlocal selects
-        selects += 1
-
-    tvm_ffi.structural_walk(expr, [(tvm.ir.Var, read), (tirx.Select, select)])
-    return total * 2**selects
+    total = 1 + sum(visits.get(var, 1) for var in of_kind(value, tvm.ir.Var))
+    return total * 2 ** len(of_kind(value, tirx.Select))

@@ -1,0 +1,149 @@
+"""Views of tensors in Relax, through which kernels read without copies.
+
+Attention splits heads by reshapes and transpositions, and repeats shared heads by broadcasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.ir import Range
+from tvm.sym import Analyzer
+
+from bnncc.schedules.expressions import depends
+
+Expr = Any
+Index = Sequence[Expr]
+IndexFunction = Callable[[Index], Index]
+"""Maps the index of an element of a view to its index in another tensor."""
+
+
+def same(at: Index) -> Index:
+    """Return the index in a tensor that is not a view."""
+    return at
+
+
+def along_last(place: IndexFunction, shape: Sequence[Any]) -> bool:
+    """Return whether the last axis of a view of a shape is contiguous in its source."""
+    at = [tirx.Var(f"i{k}", "int64") for k in range(len(shape))]
+    known = Analyzer()
+    for var, size in zip(at, shape, strict=True):
+        known.bind(var, Range(0, size))
+    moved = [known.simplify(index) for index in place(at)]
+    last = known.simplify(moved[-1] - at[-1])
+    return not any(depends(index, at[-1]) for index in [*moved[:-1], last])
+
+
+def source_of(expr: Expr, bb: relax.BlockBuilder) -> tuple[Expr, IndexFunction]:
+    """Return the tensor of which an expression is a view, and the index function of the view."""
+    made = bb.lookup_binding(expr) if isinstance(expr, relax.Var) else None
+    name = str(getattr(getattr(made, "op", None), "name", ""))
+    rule = _VIEWS.get(name)
+    if made is None or rule is None or (view := rule(made)) is None:
+        return expr, same
+    outer: IndexFunction = view
+    source, inner = source_of(made.args[0], bb)
+    if rule is _reshaped and source.same_as(made.args[0]) and _mixes(made):
+        return expr, same  # the same memory, with simpler indices
+    return source, lambda at: inner(outer(at))
+
+
+def shape_of(expr: Expr) -> list[Any]:
+    """Return the sizes of a tensor in Relax, as numbers where they are known."""
+    return _known(expr.ty.shape.values)
+
+
+def _known(sizes: Iterable[Any]) -> list[Any]:
+    return [int(d) if isinstance(d, tirx.IntImm) else d for d in sizes]
+
+
+def _permuted(call: relax.Call) -> IndexFunction:
+    rank = len(shape_of(call))
+    axes = call.attrs.axes
+    order = [int(k) for k in axes] if axes is not None else [*range(rank)][::-1]
+    return lambda at: [at[order.index(k)] for k in range(rank)]
+
+
+def _reshaped(call: relax.Call) -> IndexFunction | None:
+    """Return the index function of a reshape; None if it would divide by a symbolic size."""
+    have, made = shape_of(call.args[0]), shape_of(call)
+    ends, others = _prefixes(have), _prefixes(made)
+    cuts = [(0, 0), *((ends[size], others[size]) for size in ends if size in others)]
+    parts = [
+        (have[a:b], range(c, d)) for (a, c), (b, d) in pairwise([*cuts, (len(have), len(made))])
+    ]
+    for sizes, axes in parts:
+        apart = len([size for size in sizes if size != 1]) > 1 or len(axes) > 1
+        if apart and not all(isinstance(s, int) for s in [*sizes, *(made[k] for k in axes)]):
+            return None
+
+    def place(at: Index) -> Index:
+        found: list[Expr] = []
+        for sizes, axes in parts:
+            flat: Expr = at[axes[0]] if axes else tirx.const(0, "int64")
+            for k in axes[1:]:
+                flat = flat * made[k] + at[k]
+            where: list[Expr] = []
+            for size in reversed(sizes):
+                alone = len(sizes) == 1
+                where.insert(0, flat if alone else tirx.floormod(flat, size))
+                flat = tirx.floordiv(flat, size)
+            found += where
+        return found
+
+    return place
+
+
+def _mixes(call: relax.Call) -> bool:
+    """Return whether a reshape does more than add or drop axes of size 1."""
+    have, made = (
+        [str(size) for size in shape_of(expr) if not (isinstance(size, int) and size == 1)]
+        for expr in (call.args[0], call)
+    )
+    return have != made
+
+
+def _prefixes(shape: Sequence[Any]) -> dict[tuple[int, tuple[str, ...]], int]:
+    """Map the size of the first axes, as a number and symbolic sizes, to how many axes they are.
+
+    Where two shapes agree in one, a reshape does not mix the axes before it with those after it.
+    """
+    number, symbols = 1, list[str]()
+    found: dict[tuple[int, tuple[str, ...]], int] = {(1, ()): 0}
+    for count, size in enumerate(shape, 1):
+        if isinstance(size, int):
+            number *= size
+        else:
+            symbols.append(str(size))
+        found[number, tuple(sorted(symbols))] = count
+    return found
+
+
+def _broadcast(call: relax.Call) -> IndexFunction | None:
+    have, made = shape_of(call.args[0]), shape_of(call)
+    kept = made[len(made) - len(have) :]
+    ones = [isinstance(size, int) and size == 1 for size in have]
+    if not all(one or str(a) == str(b) for one, a, b in zip(ones, have, kept, strict=True)):
+        return None
+    return lambda at: broadcast_index(have, at)
+
+
+def broadcast_index(sizes: Iterable[Any], at: Index) -> list[Expr]:
+    """Return the index of the element of a tensor that is broadcast to `at` in a larger tensor."""
+    have = _known(sizes)
+    return [
+        tirx.const(0, "int64") if isinstance(size, int) and size == 1 else index
+        for size, index in zip(have, at[len(at) - len(have) :], strict=True)
+    ]
+
+
+_VIEWS: dict[str, Callable[[relax.Call], IndexFunction | None]] = {
+    "relax.permute_dims": _permuted,
+    "relax.reshape": _reshaped,
+    "relax.expand_dims": _reshaped,
+    "relax.squeeze": _reshaped,
+    "relax.broadcast_to": _broadcast,
+}
