@@ -62,7 +62,8 @@ class Origins:
         numbers: dict[Any, int] = {}
         for binding in _bindings(module["main"]):
             value = binding.value
-            group = module[value.op] if isinstance(getattr(value, "op", None), _GROUP) else None
+            of = getattr(value, "op", None)
+            group = module[of] if isinstance(of, tvm.ir.GlobalVar) else None
             if group is None:
                 number = numbers[binding.var] = self._number(value, numbers)
                 self._found[binding.var] = self._nodes.get(number, set())
@@ -85,9 +86,8 @@ class Origins:
                 return numbers[value]
             key: Any = value.name
         elif isinstance(value, relax.Call):
-            key = str(getattr(value.op, "name", "") or value.op.name_hint), *(
-                self._number(arg, numbers) for arg in value.args
-            )
+            op = str(getattr(value.op, "name", "") or value.op.name_hint)
+            key = op, *(self._number(arg, numbers) for arg in value.args)
         elif isinstance(value, relax.Tuple):
             key = "", *(self._number(field, numbers) for field in value.fields)
         elif isinstance(value, relax.TupleGetItem):
@@ -97,9 +97,6 @@ class Origins:
         else:
             key = str(value)
         return self._numbers.setdefault(key, len(self._numbers))
-
-
-_GROUP = tvm.ir.GlobalVar
 
 
 def _bindings(func: relax.Function) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from bnncc.report.facts import (
     with_new_keys,
     with_old_keys,
 )
-from bnncc.report.rows import verdicts
+from bnncc.report.rows import computed, verdicts
 from bnncc.report.text import SORTS, WIDTH, plural, table, text, wrapped
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Plan",
     "SignZero",
     "build",
+    "computed",
     "plural",
     "table",
     "text",

@@ -226,7 +226,7 @@ def _picture_row(row: Row, most: float, timed: bool) -> Markup:
         element(
             "span",
             element("b", row.name),
-            element("small", kernel["name"] if row.layers else "separate kernel"),
+            element("small", kernel["name"]),
             class_="name",
         ),
         element("span", ", ".join(bits), class_="bits"),
@@ -246,7 +246,8 @@ def _picture_row(row: Row, most: float, timed: bool) -> Markup:
                 class_="time",
             )
         )  # fmt: skip
-    return element("li", *parts, class_=row.kind, title=f"{kernel['name']}: {row.name}")
+    told = ", ".join(kernel.get("nodes", ())) or row.name
+    return element("li", *parts, class_=row.kind, title=f"{kernel['name']}: {told}")
 
 
 def _width(row: Row, most: float) -> str:
@@ -458,6 +459,7 @@ def _kernel_table(kernels: Sequence[Row], timed: bool) -> Markup:
         ("#", lambda item: item[0]),
         ("kernel", field("name")),
         ("layers", lambda item: ", ".join(item[1].kernel["layers"])),
+        ("nodes", lambda item: ", ".join(item[1].kernel.get("nodes", ()))),
         ("kind", lambda item: _words(item[1].kind)),
         *([("time, µs", lambda item: item[1].us)] if timed else []),
         ("multiply-adds", field("macs")),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bnncc.report.facts import KINDS
-from bnncc.report.rows import OTHER, Row, rows
+from bnncc.report.rows import OTHER, Row, computed, rows
 
 WIDTH = 80
 """Columns of a terminal of unknown width."""
@@ -42,7 +42,7 @@ def text(
     Returns
     -------
     str
-        A line for each layer and each other operator, the reasons why layers are not binary, the
+        A line for each layer and each other kernel, the reasons why layers are not binary, the
         memory of each kernel, and totals.
     """
     found = rows(report, bench)
@@ -61,7 +61,7 @@ def _operators(found: Sequence[Row], width: int) -> list[str]:
     """Return a line for each layer and each kernel without one."""
     lines: list[tuple[str, ...]] = [
         ("", "", "bits", "output", "mult-adds", "time", "time"),
-        ("layer or operator", "kind", "data x w", "shape", "M", "us", "%"),
+        ("layer or node", "kind", "data x w", "shape", "M", "us", "%"),
     ]
     for row in found:
         us = "?" if row.us is None else f"{row.us:.1f}"
@@ -75,7 +75,7 @@ def _operators(found: Sequence[Row], width: int) -> list[str]:
         if not row.layers:
             args = row.kernel["args"]
             shape = _shape(args[-1]["shape"]) if args else ""
-            lines.append((row.kernel["name"], OTHER, "", shape, "", us, share))
+            lines.append((row.name, OTHER, "", shape, "", us, share))
     if len(lines) == 2:
         return ["no layer and no kernel"]
     columns = 7 if any(row.us is not None for row in found) else 5
@@ -106,11 +106,11 @@ def _memory(report: Mapping[str, Any], found: Sequence[Row], width: int) -> list
     keys = ("input", "output", "workspace", "live")
     lines = [
         ("", "input", "output", "scratch", "in use", ""),
-        ("kernel", *["KiB"] * 4, "layers"),
+        ("kernel", *["KiB"] * 4, "layers or nodes"),
     ]
     for row in found:
         sizes = (f"{row.kernel[f'{key}_bytes'] / 1024:,.1f}" for key in keys)
-        lines.append((row.kernel["name"], *sizes, ", ".join(row.kernel["layers"])))
+        lines.append((row.kernel["name"], *sizes, computed(row.kernel)))
     return (
         _fitted(lines, width, right=range(1, 5), wraps=(0, 5), drops=(5, 3, 1, 2)) if found else []
     )

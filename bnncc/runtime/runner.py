@@ -234,6 +234,7 @@ def _described(kernel: Mapping[str, Any], times: np.ndarray, batch: int) -> dict
         "name": kernel["name"],
         "op": kernel["op"],
         "layers": kernel["layers"],
+        "nodes": kernel.get("nodes", []),
         "min_us": _us(times.min()),
         "median_us": _us(median),
         "macs": kernel["macs"] * batch,
@@ -243,7 +244,7 @@ def _described(kernel: Mapping[str, Any], times: np.ndarray, batch: int) -> dict
 
 def bench_text(result: Mapping[str, Any], width: int = report.WIDTH) -> str:
     """Render what `bench` returned for a terminal of `width` columns."""
-    rows = [("kernel", "min us", "median us", "MMAC", "GMAC/s", "layers")]
+    rows = [("kernel", "min us", "median us", "MMAC", "GMAC/s", "layers or nodes")]
     for kernel in result["kernels"]:
         macs = kernel["macs"]
         rows.append(
@@ -253,7 +254,7 @@ def bench_text(result: Mapping[str, Any], width: int = report.WIDTH) -> str:
                 f"{kernel['median_us']:.2f}",
                 f"{macs / 1e6:.2f}" if macs else "",
                 f"{kernel['macs_per_second'] / 1e9:.1f}" if macs else "",
-                ", ".join(kernel["layers"]),
+                report.computed(kernel),
             )
         )
     total = sum(kernel["median_us"] for kernel in result["kernels"])
