@@ -34,7 +34,7 @@ from bnncc.ir.halves import is_float
 from bnncc.ir.image_bits import image_bits
 from bnncc.ir.magnitude import NORMAL, coarseness, magnitudes
 from bnncc.ir.ties import TIE, tied
-from bnncc.options import Uint8Input
+from bnncc.options import Uint8Input, require_int
 from bnncc.progress import phase
 from bnncc.recognise.dabnn import assume_dabnn
 from bnncc.runtime.accuracy import accuracy, first_batch
@@ -105,7 +105,8 @@ def verify(
     InputError
         If `inputs` are not finite, and outputs differ.
     UsageError
-        If `labels` are given without `inputs`, or options for labels without `labels`.
+        If `seed` is no int, `labels` are given without `inputs`, or options for labels without
+        `labels`.
 
     Notes
     -----
@@ -113,6 +114,7 @@ def verify(
     specification in NumPy, agrees with it on the whole model, the latter's verdict counts, and the
     note says where the two differ.
     """
+    require_int(seed=seed)
     artifact = Artifact.of(artifact)
     if labels is None:
         if scores is not None or min_accuracy is not None:

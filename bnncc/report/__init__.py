@@ -16,7 +16,7 @@ from bnncc.report.facts import (
     with_old_keys,
 )
 from bnncc.report.rows import computed, verdicts
-from bnncc.report.text import SORTS, WIDTH, plural, table, text, wrapped
+from bnncc.report.text import SORTS, WIDTH, fitted, plural, table, text, wrapped
 
 __all__ = [
     "FORMAT",
@@ -32,6 +32,7 @@ __all__ = [
     "SignZero",
     "build",
     "computed",
+    "fitted",
     "plural",
     "table",
     "text",

@@ -129,7 +129,7 @@ def _bytes(count: int) -> str:
 def _us(value: float | None) -> str:
     if value is None:
         return ""
-    return f"{value / 1000:,.2f} ms" if value >= 1000 else f"{value:.1f} µs"
+    return f"{value / 1000:,.2f} ms" if value >= 1000 else f"{value:.{1 + (value < 10)}f} µs"
 
 
 def _macs(count: int) -> str:
@@ -415,11 +415,15 @@ def _reasons(report: Mapping[str, Any], found: Sequence[Row]) -> list[Markup]:
         names = [element("code", layer["name"]) for layer in layers]
         listed = [piece for name in names for piece in (name, ", ")][:-1]
         took = f", {_percent(parts)} of the time" if parts else ""
+        said = reason or _words(kind)
         made.append(
             element(
                 "article",
                 element(
-                    "h3", element("i", class_=f"swatch {kind}"), " ", *prose(reason or _words(kind))
+                    "h3",
+                    element("i", class_=f"swatch {kind}"),
+                    " ",
+                    *prose(said[:1].upper() + said[1:]),
                 ),
                 *([element("p", element("b", "What to do: "), *prose(remedy))] if remedy else []),
                 element("p", f"{len(layers)} {_words(kind)}{took}: ", *listed, class_="told"),
@@ -442,7 +446,7 @@ def _table(
                 said = f"{found:,}" if isinstance(found, int) else f"{found:,.2f}"
                 cells.append(element("td", said, class_="number", data_value=found))
             else:
-                cells.append(element("td", "" if found is None else found))
+                cells.append(element("td", found or "", title=found or ""))
         body.append(element("tr", *cells))
     heads = [
         element("th", element("button", name, type="button"), scope="col") for name, _ in columns

@@ -80,7 +80,7 @@ def _operators(found: Sequence[Row], width: int) -> list[str]:
         return ["no layer and no kernel"]
     columns = 7 if any(row.us is not None for row in found) else 5
     lines = [line[:columns] for line in lines]
-    return _fitted(lines, width, right=range(4, columns), wraps=(0, 3), drops=(4, 2, 3))
+    return fitted(lines, width, right=range(4, columns), wraps=(0, 3), drops=(4, 2, 3))
 
 
 def _shape(dims: Iterable[int | str]) -> str:
@@ -112,7 +112,7 @@ def _memory(report: Mapping[str, Any], found: Sequence[Row], width: int) -> list
         sizes = (f"{row.kernel[f'{key}_bytes'] / 1024:,.1f}" for key in keys)
         lines.append((row.kernel["name"], *sizes, computed(row.kernel)))
     return (
-        _fitted(lines, width, right=range(1, 5), wraps=(0, 5), drops=(5, 3, 1, 2)) if found else []
+        fitted(lines, width, right=range(1, 5), wraps=(0, 5), drops=(5, 3, 1, 2)) if found else []
     )
 
 
@@ -174,15 +174,16 @@ def _time(report: Mapping[str, Any], found: Sequence[Row], bench: Mapping[str, A
     return f"{sum(known):,.1f} us estimated{sizes}, one thread; `bnncc bench` measures it"
 
 
-def _fitted(
+def fitted(
     rows: Sequence[Sequence[str]],
     width: int,
     *,
     right: Iterable[int],
     wraps: Sequence[int],
     drops: Sequence[int],
+    heads: int = 2,
 ) -> list[str]:
-    """Return a table with two rows of headings, without the columns that do not fit.
+    """Return a table with `heads` rows of headings, without the columns that do not fit.
 
     Columns are dropped in the order of `drops`; a last line names them.
     """
@@ -193,7 +194,7 @@ def _fitted(
         if least + 2 * (len(kept) - 1) <= width:
             break
         kept.remove(column)
-        dropped.append(" ".join(filter(None, (rows[0][column], rows[1][column]))))
+        dropped.append(" ".join(filter(None, (row[column] for row in rows[:heads]))))
     lines = table(
         [[row[i] for i in kept] for row in rows],
         right=[kept.index(i) for i in right if i in kept],

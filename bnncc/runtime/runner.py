@@ -13,6 +13,7 @@ from bnncc.errors import UsageError
 from bnncc.ir.datatypes import datatype
 from bnncc.ir.demands import NO_LIMITS, Limits
 from bnncc.ir.dims import evaluated
+from bnncc.options import require_int
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.manifest import TensorInfo
 from bnncc.runtime.session import Session, aligned_empty
@@ -109,8 +110,10 @@ def bench(
     Raises
     ------
     UsageError
-        If `repeat` is not positive, or the network has another batch.
+        If an argument is of a wrong type, `repeat` is not positive, or the network has another
+        batch.
     """
+    require_int(repeat=repeat, seed=seed, batch=1 if batch is None else batch)
     if repeat < 1:
         raise UsageError(f"repeat is {repeat}, expected 1 or more")
     artifact = Artifact.of(artifact)
@@ -267,13 +270,9 @@ def bench_text(result: Mapping[str, Any], width: int = report.WIDTH) -> str:
         + ", ".join(f"p{p} {network[f'p{p}_us']:.2f}" for p in PERCENTILES if p != 50)
         + f" ({report.plural(result['repeat'], 'run')}, "
         + f"{report.plural(result['threads'], 'thread')})",
-        (
-            f"kernels  {total:.2f} us in total, each timed alone; "
-            if result["kernels"]
-            else "rate     "
-        )
-        + f"{network['macs_per_second'] / 1e9:.1f} GMAC/s at the network's median",
-        f"batch    {network['batch']}, {network['items_per_second']:,.0f} items/s at the median",
+        *([f"kernels  {total:.2f} us in total, each timed alone"] if result["kernels"] else []),
+        f"rate     {network['items_per_second']:,.0f} items/s, "
+        f"{network['macs_per_second'] / 1e9:.1f} GMAC/s (batch {network['batch']}, at the median)",
     ]
     lines += ["", *(part for line in totals for part in report.wrapped(line, width, " " * 9))]
     return "\n".join(lines).lstrip("\n")

@@ -13,6 +13,7 @@ import sys
 import termios
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -21,6 +22,7 @@ from bnncc.cli import main as cli
 from bnncc.progress import SHARES, phase
 from tests.cli.test_cli import ENVIRONMENT
 from tests.devices import DIGITS
+from tests.tiny import tiny
 
 MODEL = str(DIGITS / "digits.onnx")
 
@@ -90,6 +92,16 @@ def test_no_bar_in_a_pipe_and_lines_where_verbose(
     out, err = capsys.readouterr()
     assert re.search(r"^layers: \d+\.\d\d s$", err, re.MULTILINE)
     assert " s\n" not in out
+
+
+def test_phases_of_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tiny().save(tmp_path / "a")
+    np.savez(tmp_path / "i.npz", **{"x/in:0": np.zeros((1, 8), "f"), "y": np.zeros((1, 8), "f")})
+    files = ("--input", str(tmp_path / "i.npz"), "--output", str(tmp_path / "o.npz"))
+    with caplog.at_level(logging.INFO, "bnncc"):
+        assert cli.main(["run", str(tmp_path / "a"), *files]) == 0
+    names = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert names == [*SHARES["run"]]
 
 
 def test_python_logs(caplog: pytest.LogCaptureFixture) -> None:
