@@ -264,7 +264,7 @@ def parse_max_dim(text: str) -> tuple[str, int]:
     name, _, number = text.partition("=")
     if not name.isidentifier() or not number.isdecimal() or not 0 < int(number[:20]) <= MAX_DIM:
         raise UsageError(
-            f"`{text}` is not NAME=SIZE",
+            f"`{text}` is not NAME=SIZE with a size from 1 to {MAX_DIM}",
             hint="the name of a symbolic dimension and its greatest size: --max-dim tokens=512",
         )
     return name, int(number)

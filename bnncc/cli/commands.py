@@ -167,6 +167,11 @@ def explain(args: Namespace, console: Console) -> int:
             raise UsageError(
                 f"{args.file}: is an artifact, and --annotate needs the model it was compiled from"
             )
+        if options_of(args) != CompileOptions():
+            raise UsageError(
+                f"{args.file}: is an artifact, which is compiled already",
+                hint="`--target` and other options of `bnncc compile` need its model",
+            )
         _check_limits(args, "artifact")
         content = Artifact.load(args.file, check_host=False).report
     else:

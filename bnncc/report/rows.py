@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bnncc.errors import UsageError
 from bnncc.report.facts import KINDS
+
+_CALL = re.compile(r"\.\d+/.*$")
+"""What names of nodes inside of an ONNX function add to that of the node that calls it."""
 
 OTHER = "other"
 """The kind of a kernel that computes no layer of the file."""
@@ -78,7 +82,8 @@ def verdicts(
     kernels: dict[str, dict[str, None]] = {}
     for row in rows(report, bench):
         for name in row.kernel.get("nodes", ()):
-            kernels.setdefault(name, {})[row.kernel["name"]] = None
+            for of in (name, _CALL.sub("", name)):
+                kernels.setdefault(of, {})[row.kernel["name"]] = None
         for layer in row.layers:
             said = {
                 "kind": layer["kind"],
@@ -86,7 +91,7 @@ def verdicts(
                 "reason": layer["reason"] or layer["assumed"],
                 "remedy": layer["remedy"],
                 "kernel": layer["kernel"],
-                "kernel_us": "" if row.us is None else f"{row.us:.1f}",
+                "kernel_us": "" if row.us is None else f"{row.us:.2f}",
                 "multiply_adds": str(layer["macs"]),
             }
             made[layer["name"]] = {key: value for key, value in said.items() if value}

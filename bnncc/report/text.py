@@ -63,8 +63,9 @@ def _operators(found: Sequence[Row], width: int) -> list[str]:
         ("", "", "bits", "output", "mult-adds", "time", "time"),
         ("layer or node", "kind", "data x w", "shape", "M", "us", "%"),
     ]
+    digits = 1 if sum(row.us or 0 for row in found) >= 100 else 2
     for row in found:
-        us = "?" if row.us is None else f"{row.us:.1f}"
+        us = "?" if row.us is None else f"{row.us:.{digits}f}"
         share = "" if row.share is None else f"{100 * row.share:.1f}"
         for layer in row.layers:
             bits = "x".join(map(str, layer["bits"])) if layer["kind"] != "float" else "float"

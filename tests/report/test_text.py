@@ -60,7 +60,7 @@ def test_measured_times_replace_estimates(gated: dict[str, Any]) -> None:
     }  # fmt: skip
     text = report.text(gated, bench=bench)
     count = len(gated["kernels"])
-    assert all(" 4.0 " in row for row in text.splitlines()[2 : 2 + count])
+    assert all(" 4.00 " in row for row in text.splitlines()[2 : 2 + count])
     assert f"time     {4 * count:.1f} us in kernels, each timed alone; network 12.5 us" in text
 
 
@@ -86,7 +86,7 @@ def test_columns_dropped_in_a_narrow_terminal(gated: dict[str, Any]) -> None:
     (layer,) = [k["layers"][0] for k in gated["kernels"] if k["layers"]]
     (row,) = [line for line in first.splitlines() if line.startswith(layer)]
     assert row.split()[1] == "binary"
-    times = [f"{k['estimated_us']:.1f}" for k in gated["kernels"]]
+    times = [f"{k['estimated_us']:.2f}" for k in gated["kernels"]]
     assert all(time in first.split() for time in times)
     assert "not shown" not in report.text(gated, width=80)
 
