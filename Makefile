@@ -107,8 +107,9 @@ $(VENV)/.installed-site: $(VENV)/.installed
 	@touch $@
 
 # `te` is TVM's name for tensor expressions.
-site: $(VENV)/.installed-site ## build the documentation site into build/site; check spelling and prose
+site: $(VENV)/.installed-site ## build the documentation site into build/site; check spelling, prose and Dockerfiles
 	$(VENV)/bin/codespell --ignore-words-list te README.md CONTRIBUTING.md CHANGELOG.md docs examples $(SOURCES)
+	$(VENV)/bin/hadolint examples/docker/*.Dockerfile
 	$(PY) docs/site/prose.py
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 

@@ -34,7 +34,7 @@ from bnncc.ir.halves import is_float
 from bnncc.ir.image_bits import image_bits
 from bnncc.ir.magnitude import NORMAL, coarseness, magnitudes
 from bnncc.ir.ties import TIE, tied
-from bnncc.options import Uint8Input
+from bnncc.options import Uint8Input, require_int
 from bnncc.progress import phase
 from bnncc.recognise.dabnn import assume_dabnn
 from bnncc.runtime.accuracy import accuracy, first_batch
@@ -105,7 +105,8 @@ def verify(
     InputError
         If `inputs` are not finite, and outputs differ.
     UsageError
-        If `labels` are given without `inputs`, or options for labels without `labels`.
+        If `seed` is no int, `labels` are given without `inputs`, or options for labels without
+        `labels`.
 
     Notes
     -----
@@ -113,6 +114,7 @@ def verify(
     specification in NumPy, agrees with it on the whole model, the latter's verdict counts, and the
     note says where the two differ.
     """
+    require_int(seed=seed)
     artifact = Artifact.of(artifact)
     if labels is None:
         if scores is not None or min_accuracy is not None:
@@ -339,8 +341,8 @@ def text(result: Mapping[str, Any], width: int = report.WIDTH) -> str:
     lines += report.table(rows, right=(2, 3), width=width, wraps=(0, 1))
     wrong = [k for k in result["kernels"] if not k["passed"]]
     for item in wrong:
-        layers = f" ({', '.join(item['layers'])})" if item["layers"] else ""
-        lines.append(f"kernel  {item['name']}{layers}: FAIL, {item['wrong']} wrong values")
+        of = f" ({named})" if (named := report.computed(item)) else ""
+        lines.append(f"kernel  {item['name']}{of}: FAIL, {item['wrong']} wrong values")
     if result["kernels"]:
         lines.append(
             f"kernels  {len(result['kernels']) - len(wrong)} of {len(result['kernels'])} pass, "
@@ -440,12 +442,12 @@ def _kernels(
     lack = f"lib.so lacks {missing} constants of the model" if missing else ""
     rows, unseen = [], ""
     feeds = [np.asarray(arrays[t.name], order="C") for t in network.inputs]
-    layers = iter(k["layers"] for k in said)
+    names = ({key: k.get(key, []) for key in ("layers", "nodes")} for k in said)
     try:
         with phase("kernels"):
             for case in walk.cases(feeds):
                 count, gap = case.differences(kernels.run(session, case))
-                rows.append({"name": case.name, "layers": next(layers), "wrong": count,
+                rows.append({"name": case.name, **next(names), "wrong": count,
                              "max_abs_error": gap, "passed": not count})  # fmt: skip
     except kernels.NotFollowed as error:
         rows, unseen = [], f"kernels were not run alone: {error}"

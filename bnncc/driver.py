@@ -50,6 +50,7 @@ from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import from_json, zero_planes
 from bnncc.trace import Trace
 from bnncc.transform.caches import caches
+from bnncc.transform.coverage import covered
 from bnncc.transform.first_layer import Relaxed, relax_first_layer
 from bnncc.transform.float_precision import in_three_terms, round_layers
 from bnncc.transform.half_floats import round_floats, store_halves
@@ -432,6 +433,8 @@ class Lowered:
     """Whether the passes were compared with the model."""
     orders: Mapping[str, str]
     """In what order weights of binary layers are, from `orders_of`."""
+    covered: list[tuple[str, ...]]
+    """The nodes of the model that each node of `physical` computes."""
 
 
 @dataclass(frozen=True)
@@ -495,13 +498,15 @@ def _lowered(
     with trace.timed("relax", "translate to Relax"):
         from bnncc.codegen import pipeline
         from bnncc.codegen.lower import to_relax
+        from bnncc.codegen.origins import Origins
 
         names = [info.name for info in inputs], [info.name for info in outputs]
         pairs = caches(physical, *names, options.in_place)
         module = to_relax(physical, checks=target.kind != "cuda", pairs=pairs)
     trace.module("relax", module)
     with trace.timed("legalize", "write kernels as TensorIR"):
-        module = pipeline.legalize(module, target)
+        origins = Origins(module)
+        module = pipeline.legalize(module, target, origins)
     warnings = (
         *notices.layers(layers, assumed),
         *notices.rounded("--first-layer", options.first_layer, relaxed, target),
@@ -512,7 +517,8 @@ def _lowered(
     )
     return Lowered(
         Path(graph.source).name, module, inputs, outputs, checks, physical, layers,
-        pipeline.kernel_calls(module), warnings, compared, orders,
+        pipeline.kernel_calls(module, origins), warnings, compared, orders,
+        covered(physical, model_graph),
     )  # fmt: skip
 
 
@@ -657,6 +663,7 @@ def _plan(
         kernels.append(
             report.Kernel(
                 call.name, covers, total, args, call.name.rstrip("0123456789_"),
+                nodes=tuple(dict.fromkeys(n for at in call.nodes for n in network.covered[at])),
                 tuned=call.name in made.tuned,
                 zero_plane_args=zero_planes(spec),
                 input_bytes=used.inputs, output_bytes=used.outputs, workspace_bytes=scratch,

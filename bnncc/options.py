@@ -155,7 +155,7 @@ class CompileOptions:
         if self.threads is not None and not 0 < self.threads <= MAX_THREADS:
             raise UsageError(f"threads is {self.threads}, outside 1 .. {MAX_THREADS}")
         if self.records and not self.tuned:
-            raise UsageError("records are given, but tuning records are turned off")
+            raise UsageError("tuning_dir cannot be combined with untuned (tuned=False)")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"seed is {self.seed}, outside 0 .. 2**32 - 1")
 
@@ -191,6 +191,13 @@ def refuse_type(name: str, given: Any, wanted: str) -> NoReturn:
         Always.
     """
     raise UsageError(f"{name} is of type {type(given).__name__}, expected {wanted}")
+
+
+def require_int(**arguments: Any) -> None:
+    """Require that all arguments are of type int."""
+    for name, given in arguments.items():
+        if not isinstance(given, int) or isinstance(given, bool):
+            refuse_type(name, given, "an int")
 
 
 _PATH = (str, os.PathLike)
@@ -257,7 +264,7 @@ def parse_max_dim(text: str) -> tuple[str, int]:
     name, _, number = text.partition("=")
     if not name.isidentifier() or not number.isdecimal() or not 0 < int(number[:20]) <= MAX_DIM:
         raise UsageError(
-            f"`{text}` is not NAME=SIZE",
+            f"`{text}` is not NAME=SIZE with a size from 1 to {MAX_DIM}",
             hint="the name of a symbolic dimension and its greatest size: --max-dim tokens=512",
         )
     return name, int(number)

@@ -26,6 +26,8 @@ SHARES = {
     "": _COMPILE,
     "verify": {START: 20, "reference": 15, "layers": 25, "load": 4, "fuse": 4, "confirm passes": 4,
                "relax": 4, "legalize": 4, "kernels": 20},
+    "run": {"load": 50, "run": 50},
+    "bench": {"load": 100},
     "device-kit": {"TVM runtime": 50, "server": 50},
 }  # fmt: skip
 """By verb, the phases that take time, in order, and their usual shares of it in percent."""

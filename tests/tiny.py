@@ -86,7 +86,7 @@ def tiny(*, target: TargetSpec | None = None, **options: Any) -> Artifact:
             report.Kernel(
                 "matmul", ("mm",), 64, (tensor, report.KernelArg((8, 8), "float32"), tensor)
             ),
-            report.Kernel("add", args=(tensor, tensor, tensor)),
+            report.Kernel("add", args=(tensor, tensor, tensor), nodes=("bias", "cast")),
         ),
         arena_bytes=64,
         binary_bytes=0,

@@ -261,7 +261,8 @@ FORMATS = ("artifact", "c", "wasm")
 _CHOICES = {
     "assume": "what to assume beyond the model: dabnn applies sign() to the input of every "
     "convolution with binary weights",
-    "sign_zero": "the sign of an exact zero where the model gives 0, or NaN as x / |x| does",
+    "sign_zero": "result of a sign for an input of exactly zero: what the model gives (0, or NaN "
+    "as x / |x| does), or always +1 or -1, which can be faster",
     "float_conv": "algorithm of float convolutions: direct, or minimal filtering (Winograd) along "
     "rows or in both directions, which is faster and rounds more",
     "few_bit": "algorithm of few-bit layers: the fastest by estimate, or always bit planes; the "
@@ -298,15 +299,16 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     add_repeatable(
         group,
         "--in-place",
-        "let an output that appends to an input be in the same memory, as for a key/value cache",
+        "store an output, which appends to an input, in that input's memory, as for a key/value "
+        "cache",
         "INPUT=OUTPUT",
         option(parse_in_place),
     )
     add_repeatable(
         group,
         "--input-uint8",
-        "read an image input as bytes: the network gets (pixel - mean) * scale, each one number or "
-        "a/b/c for the channels",
+        "read an image input as bytes: the network gets (pixel - mean) * scale, with one number "
+        "for all channels or one for each, as a/b/c",
         "NAME:mean,scale[:nhwc]",
         option(parse_input_uint8),
     )
@@ -360,7 +362,7 @@ def _code_options(group: Any) -> None:
     add(
         group,
         "--no-measure",
-        "native: measure no alternative schedules, and do not check that faster options are faster",
+        "for native: do not time alternative schedules, nor options that are meant to be faster",
         action="store_true",
     )
 

@@ -106,7 +106,8 @@ def run(args: Namespace, console: Console) -> int:
                 hint=f"write {args.output.with_suffix('.npz')}",
             )
         arrays = artifact.read_inputs(args.input)
-        outputs = artifact.run(arrays)
+        with phase("run"):
+            outputs = artifact.run(arrays)
     content = npy_bytes(*outputs.values()) if alone else npz_bytes(outputs)
     write_atomic(args.output, [content])
     made = (f"{name} {array.dtype}{list(array.shape)}" for name, array in outputs.items())
@@ -166,6 +167,11 @@ def explain(args: Namespace, console: Console) -> int:
             raise UsageError(
                 f"{args.file}: is an artifact, and --annotate needs the model it was compiled from"
             )
+        if options_of(args) != CompileOptions():
+            raise UsageError(
+                f"{args.file}: is an artifact, which is compiled already",
+                hint="`--target` and other options of `bnncc compile` need its model",
+            )
         _check_limits(args, "artifact")
         content = Artifact.load(args.file, check_host=False).report
     else:
@@ -211,6 +217,11 @@ def verify(args: Namespace, console: Console) -> int:
         raise UsageError(
             "--labels needs the labelled examples: give --input",
             hint="one file may hold both: --input test.npz --labels test.npz",
+        )
+    if _is_artifact(args.model):
+        raise UsageError(
+            f"{args.model}: this is a bnncc artifact, expected its model",
+            hint="the model comes first: bnncc verify MODEL ARTIFACT",
         )
     with phase(START):
         from bnncc import agreement
@@ -395,7 +406,9 @@ def _loaded(args: Namespace) -> Iterator[Artifact]:
         from bnncc.runtime.threads import prepare
 
         prepare(args.threads)
-        yield Artifact.load(args.artifact)
+        with phase("load"):
+            artifact = Artifact.load(args.artifact)
+        yield artifact
         return
     artifact = Artifact.load(args.artifact, check_host=False)  # damaged, it stays here
     from bnncc import remote

@@ -286,8 +286,9 @@ def _compile(verbs: Any) -> None:
     add(
         group,
         "--format",
-        "an artifact, or (CPUs only) MODEL.TARGET.tar with kernels and C code, without runtime; "
-        "default: an artifact if the target has a runtime",
+        "artifact: one file for `bnncc run` and TVM's runtime; c (CPUs only): MODEL.TARGET.tar "
+        "with kernels and C code that need no runtime; wasm: a folder for browsers and Node.js; "
+        "default: the first of these that the target supports",
         choices=FORMATS,
     )
     limit_options(parser)
@@ -456,7 +457,8 @@ def _tune(verbs: Any) -> None:
         "tune only kernels whose description, as shown in the table, matches",
         "REGEX",
     )
-    add(group, "--jobs", "number of kernels to build in parallel", "N", count)
+    text = "number of kernels to build in parallel; default: the number of CPUs available"
+    add(group, "--jobs", text, "N", count)
     add(
         group,
         "--measure",

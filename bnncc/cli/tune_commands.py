@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from argparse import Namespace
 from dataclasses import replace
@@ -175,7 +176,7 @@ def _names(folder: Path, args: Namespace) -> list[str]:
 
 
 def _table(listed: dict[str, Any]) -> str:
-    from bnncc.report import table
+    from bnncc.report import fitted
 
     rows = [("target", "cpu", "kernel", "trials", "best", "default", "unit", "point")]
     for name, content in listed.items():
@@ -195,4 +196,7 @@ def _table(listed: dict[str, Any]) -> str:
                     entry["point"],
                 )
             )
-    return "\n".join(table(rows, right=(3, 4, 5))) + "\n"
+    # A script gets whole rows.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    lines = fitted(rows, width, right=(3, 4, 5), wraps=(0, 1, 2, 7), drops=(7, 1, 5), heads=1)
+    return "\n".join(lines) + "\n"

@@ -14,7 +14,7 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from bnncc.codegen import converters, guards, in_place, ops
+from bnncc.codegen import converters, guards, in_place, ops, origins
 from bnncc.errors import ModelError, UnsupportedOp, message_lines
 from bnncc.ir.demands import WHOLE_MOVES, Demand, demands, integer_ranges, limits_of_inputs, met
 from bnncc.ir.dims import Dim, evaluated, is_static
@@ -56,6 +56,16 @@ def to_relax(
     return _Lowering(graph, checks, pairs or {}).run()
 
 
+class _Builder(relax.BlockBuilder):
+    """A builder that names variables after the node that they come from; see `origins`."""
+
+    hint = ""
+
+    def emit(self, expr: relax.Expr, name_hint: str = "") -> relax.Var:
+        """Emit a binding."""
+        return super().emit(expr, name_hint or self.hint)
+
+
 class _Lowering:
     def __init__(self, graph: Graph, checks: bool, pairs: Mapping[str, str]) -> None:
         self.graph = graph
@@ -65,7 +75,7 @@ class _Lowering:
         self.allowed = limits_of_inputs(graph)
         self.symbols: dict[str, tirx.Var] = {}
         self.values: dict[str, relax.Expr] = {}
-        self.bb = relax.BlockBuilder()
+        self.bb = _Builder()
         self.converters: Mapping[str, Any] = onnx_frontend._get_convert_map()
 
     def run(self) -> tvm.IRModule:
@@ -84,11 +94,13 @@ class _Lowering:
             attrs[in_place.PAIRS] = [k for pair in ends for k in pair]
         with self.bb.function("main", params, attrs=attrs):
             with self.bb.dataflow():
-                for node in self.graph.nodes:
+                for number, node in enumerate(self.graph.nodes):
+                    self.bb.hint = origins.variable(node.op, number)
                     self._emit(node)
                 results = [self._value(name) for name in self.graph.outputs]
                 result = results[0] if len(results) == 1 else relax.Tuple(results)
-                made = self.bb.emit_output(result)
+                # Its variable may replace that of the last node.
+                made = self.bb.emit_output(result, getattr(result, "name", "results"))
             self.bb.emit_func_output(made)
         return self.bb.get()
 

@@ -17,6 +17,7 @@ from bnncc.codegen import gpu, in_place, memory
 from bnncc.codegen.arguments import mark_trusting
 from bnncc.codegen.fusion import LimitFusion
 from bnncc.codegen.ops import register
+from bnncc.codegen.origins import Origins
 from bnncc.codegen.outputs import with_outputs
 from bnncc.codegen.sizes import SortSizes
 from bnncc.errors import message_lines
@@ -42,9 +43,11 @@ class KernelCall:
     """Indices of the calls whose results it reads."""
     sizes: tuple[tuple[int, str], ...] = ()
     """Arguments that are symbolic sizes: position among all arguments, and symbol."""
+    nodes: tuple[int, ...] = ()
+    """Positions of the nodes of the physical graph that it computes."""
 
 
-def legalize(module: tvm.IRModule, target: TargetSpec) -> tvm.IRModule:
+def legalize(module: tvm.IRModule, target: TargetSpec, origins: Origins) -> tvm.IRModule:
     """Turn every operator into a PrimFunc, and fuse TVM's operators.
 
     Parameters
@@ -53,6 +56,8 @@ def legalize(module: tvm.IRModule, target: TargetSpec) -> tvm.IRModule:
         From `lower.to_relax`.
     target : TargetSpec
         The target; sorting depends on it.
+    origins : Origins
+        Of `module`; gets the nodes that each variable of the result's ``main`` comes from.
 
     Returns
     -------
@@ -64,6 +69,9 @@ def legalize(module: tvm.IRModule, target: TargetSpec) -> tvm.IRModule:
     # A reshape is the same memory, but RewriteCUDAGraph captures nothing else than kernels.
     views = [] if target.kind == "cuda" else ["relax.reshape"]
     first = [transform.DecomposeOpsForInference(), transform.CanonicalizeBindings()]
+    before, after = (
+        tvm.transform.module_pass(step, opt_level=0) for step in (origins.before, origins.after)
+    )
     with tvm_target(target):
         module = tvm.transform.Sequential([*first, backend.DispatchSortScan()])(module)
     return tvm.transform.Sequential(
@@ -73,7 +81,9 @@ def legalize(module: tvm.IRModule, target: TargetSpec) -> tvm.IRModule:
             transform.AnnotateTIROpPattern(),
             transform.FoldConstant(),
             LimitFusion(),
+            before,
             transform.FuseOps(),
+            after,
             transform.FuseTIR(),
             # It cannot analyse our kernels, so it runs before they are legalized.
             transform.RewriteDataflowReshape(),
@@ -166,8 +176,8 @@ def _ours(
     return schedules.schedule(func, target, threads), False
 
 
-def kernel_calls(module: tvm.IRModule) -> list[KernelCall]:
-    """List the PrimFunc calls of ``main`` in order."""
+def kernel_calls(module: tvm.IRModule, origins: Origins) -> list[KernelCall]:
+    """List the PrimFunc calls of ``main`` in order; `origins` are those given to `legalize`."""
     calls: list[KernelCall] = []
     makers: dict[Any, frozenset[int]] = {}  # by variable: the calls it is computed by
 
@@ -203,7 +213,8 @@ def kernel_calls(module: tvm.IRModule) -> list[KernelCall]:
             reads = tuple(sorted(makers[binding.var]))
             makers[binding.var] = frozenset([len(calls)])
             args = tuple(_kind(k) for k in kinds)
-            calls.append(KernelCall(value.args[0].name_hint, spec, args, reads, sizes))
+            nodes = origins.of(binding.var)
+            calls.append(KernelCall(value.args[0].name_hint, spec, args, reads, sizes, nodes))
     return calls
 
 

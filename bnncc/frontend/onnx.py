@@ -244,7 +244,8 @@ def _given(given: Sequence[Dim], shape: tuple[Dim, ...] | None, where: str) -> t
     dims = tuple((readable(d) or d) if isinstance(d, str) else int(d) for d in given)
     if shape is not None and len(dims) != len(shape):
         raise UsageError(
-            f"{where}: --input-shape gives {len(dims)} axes, the model's shape is {list(shape)}"
+            f"{where}: --input-shape is {'x'.join(map(str, dims))}, expected {len(shape)} "
+            f"dimensions as in the model's shape {'x'.join(map(str, shape))}"
         )
     if any(isinstance(d, int) and d < 0 for d in dims):
         raise UsageError(f"{where}: --input-shape gives {list(dims)}, with a negative size")

@@ -15,8 +15,8 @@ from bnncc.report.facts import (
     with_new_keys,
     with_old_keys,
 )
-from bnncc.report.rows import verdicts
-from bnncc.report.text import SORTS, WIDTH, plural, table, text, wrapped
+from bnncc.report.rows import computed, verdicts
+from bnncc.report.text import SORTS, WIDTH, fitted, plural, table, text, wrapped
 
 __all__ = [
     "FORMAT",
@@ -31,6 +31,8 @@ __all__ = [
     "Plan",
     "SignZero",
     "build",
+    "computed",
+    "fitted",
     "plural",
     "table",
     "text",

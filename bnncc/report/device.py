@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bnncc.report.rows import computed
 from bnncc.report.text import WIDTH, table, wrapped
 
 
@@ -18,10 +19,10 @@ def footprint(report: Mapping[str, Any], width: int = WIDTH) -> list[str]:
         rows.append((_NAMES[kind], f"{device[f'{kind}_bytes']:,}", ""))
         rows += [(f"  {part}", f"{device[f'{part}_bytes']:,}", note) for part, note in parts]
     peak, scratch = report["memory"]["high_water_kernel"], device["scratch_kernel"]
-    layers = {kernel["name"]: ", ".join(kernel["layers"]) for kernel in report["kernels"]}
+    names = {kernel["name"]: computed(kernel) for kernel in report["kernels"]}
 
     def named(kernel: str) -> str:
-        of = layers.get(kernel, "")
+        of = names.get(kernel, "")
         return f"{kernel} ({of})" if of else kernel
 
     where = [f"peak     most tensors are in use in {named(peak) or 'no kernel'}"]

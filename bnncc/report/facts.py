@@ -91,6 +91,8 @@ class Kernel:
     """How many rows it computes at a time, if not all (`bnncc.codegen.row_wise`); else 0."""
     sizes: tuple[tuple[int, str], ...] = ()
     """Other arguments, which are symbolic sizes: position in the call, and symbol."""
+    nodes: tuple[str, ...] = ()
+    """Nodes of the model that it computes, its main one first; see docs/report.md."""
 
 
 @dataclass(frozen=True)

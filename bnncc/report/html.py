@@ -129,7 +129,7 @@ def _bytes(count: int) -> str:
 def _us(value: float | None) -> str:
     if value is None:
         return ""
-    return f"{value / 1000:,.2f} ms" if value >= 1000 else f"{value:.1f} µs"
+    return f"{value / 1000:,.2f} ms" if value >= 1000 else f"{value:.{1 + (value < 10)}f} µs"
 
 
 def _macs(count: int) -> str:
@@ -226,7 +226,7 @@ def _picture_row(row: Row, most: float, timed: bool) -> Markup:
         element(
             "span",
             element("b", row.name),
-            element("small", kernel["name"] if row.layers else "separate kernel"),
+            element("small", kernel["name"]),
             class_="name",
         ),
         element("span", ", ".join(bits), class_="bits"),
@@ -246,7 +246,8 @@ def _picture_row(row: Row, most: float, timed: bool) -> Markup:
                 class_="time",
             )
         )  # fmt: skip
-    return element("li", *parts, class_=row.kind, title=f"{kernel['name']}: {row.name}")
+    told = ", ".join(kernel.get("nodes", ())) or row.name
+    return element("li", *parts, class_=row.kind, title=f"{kernel['name']}: {told}")
 
 
 def _width(row: Row, most: float) -> str:
@@ -414,11 +415,15 @@ def _reasons(report: Mapping[str, Any], found: Sequence[Row]) -> list[Markup]:
         names = [element("code", layer["name"]) for layer in layers]
         listed = [piece for name in names for piece in (name, ", ")][:-1]
         took = f", {_percent(parts)} of the time" if parts else ""
+        said = reason or _words(kind)
         made.append(
             element(
                 "article",
                 element(
-                    "h3", element("i", class_=f"swatch {kind}"), " ", *prose(reason or _words(kind))
+                    "h3",
+                    element("i", class_=f"swatch {kind}"),
+                    " ",
+                    *prose(said[:1].upper() + said[1:]),
                 ),
                 *([element("p", element("b", "What to do: "), *prose(remedy))] if remedy else []),
                 element("p", f"{len(layers)} {_words(kind)}{took}: ", *listed, class_="told"),
@@ -441,7 +446,7 @@ def _table(
                 said = f"{found:,}" if isinstance(found, int) else f"{found:,.2f}"
                 cells.append(element("td", said, class_="number", data_value=found))
             else:
-                cells.append(element("td", "" if found is None else found))
+                cells.append(element("td", found or "", title=found or ""))
         body.append(element("tr", *cells))
     heads = [
         element("th", element("button", name, type="button"), scope="col") for name, _ in columns
@@ -458,6 +463,7 @@ def _kernel_table(kernels: Sequence[Row], timed: bool) -> Markup:
         ("#", lambda item: item[0]),
         ("kernel", field("name")),
         ("layers", lambda item: ", ".join(item[1].kernel["layers"])),
+        ("nodes", lambda item: ", ".join(item[1].kernel.get("nodes", ()))),
         ("kind", lambda item: _words(item[1].kind)),
         *([("time, µs", lambda item: item[1].us)] if timed else []),
         ("multiply-adds", field("macs")),

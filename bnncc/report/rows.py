@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bnncc.errors import UsageError
 from bnncc.report.facts import KINDS
+
+_CALL = re.compile(r"\.\d+/.*$")
+"""What names of nodes inside of an ONNX function add to that of the node that calls it."""
 
 OTHER = "other"
 """The kind of a kernel that computes no layer of the file."""
@@ -28,14 +32,24 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Name to show: that of its layers if it has any."""
-        return ", ".join(layer["name"] for layer in self.layers) or str(self.kernel["name"])
+        """Name to show: those of its layers, or of its first node."""
+        if self.layers:
+            return ", ".join(layer["name"] for layer in self.layers)
+        return computed(self.kernel) or str(self.kernel["name"])
 
     @property
     def kind(self) -> str:
         """``binary``, ``few_bit``, ``float`` or ``other``; of several, the last in this order."""
         kinds = {layer["kind"] for layer in self.layers}
         return next((kind for kind in reversed(KINDS) if kind in kinds), OTHER)
+
+
+def computed(kernel: Mapping[str, Any]) -> str:
+    """Return the layers that a kernel computes, else its first node, and how many more."""
+    if kernel["layers"]:
+        return ", ".join(kernel["layers"])
+    first, *others = kernel.get("nodes") or [""]  # which old artifacts lack
+    return f"{first} +{len(others)}" if others else str(first)
 
 
 def rows(report: Mapping[str, Any], bench: Mapping[str, Any] | None = None) -> list[Row]:
@@ -62,15 +76,14 @@ def rows(report: Mapping[str, Any], bench: Mapping[str, Any] | None = None) -> l
 def verdicts(
     report: Mapping[str, Any], bench: Mapping[str, Any] | None = None
 ) -> dict[str, dict[str, str]]:
-    """Return the verdict on each layer by its name, and on other nodes under ``""``."""
-    made = {
-        "": {
-            "kind": OTHER,
-            "note": "not a layer: fused into the kernel of a neighbour, or listed by name of its "
-            "kernel in `bnncc explain`",
-        }
-    }
+    """Return the verdict on each layer and node by name, and on all others under ``""``."""
+    note = "in no kernel: folded, merged with an equal node, unused or a view"
+    made = {"": {"kind": OTHER, "note": note}}
+    kernels: dict[str, dict[str, None]] = {}
     for row in rows(report, bench):
+        for name in row.kernel.get("nodes", ()):
+            for of in (name, _CALL.sub("", name)):
+                kernels.setdefault(of, {})[row.kernel["name"]] = None
         for layer in row.layers:
             said = {
                 "kind": layer["kind"],
@@ -78,11 +91,12 @@ def verdicts(
                 "reason": layer["reason"] or layer["assumed"],
                 "remedy": layer["remedy"],
                 "kernel": layer["kernel"],
-                "kernel_us": "" if row.us is None else f"{row.us:.1f}",
+                "kernel_us": "" if row.us is None else f"{row.us:.2f}",
                 "multiply_adds": str(layer["macs"]),
             }
             made[layer["name"]] = {key: value for key, value in said.items() if value}
-    return made
+    others = {name: {"kind": OTHER, "kernel": ", ".join(of)} for name, of in kernels.items()}
+    return {**others, **made}
 
 
 def _estimated(report: Mapping[str, Any]) -> list[float | None]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bnncc.report.facts import KINDS
-from bnncc.report.rows import OTHER, Row, rows
+from bnncc.report.rows import OTHER, Row, computed, rows
 
 WIDTH = 80
 """Columns of a terminal of unknown width."""
@@ -42,7 +42,7 @@ def text(
     Returns
     -------
     str
-        A line for each layer and each other operator, the reasons why layers are not binary, the
+        A line for each layer and each other kernel, the reasons why layers are not binary, the
         memory of each kernel, and totals.
     """
     found = rows(report, bench)
@@ -61,10 +61,11 @@ def _operators(found: Sequence[Row], width: int) -> list[str]:
     """Return a line for each layer and each kernel without one."""
     lines: list[tuple[str, ...]] = [
         ("", "", "bits", "output", "mult-adds", "time", "time"),
-        ("layer or operator", "kind", "data x w", "shape", "M", "us", "%"),
+        ("layer or node", "kind", "data x w", "shape", "M", "us", "%"),
     ]
+    digits = 1 if sum(row.us or 0 for row in found) >= 100 else 2
     for row in found:
-        us = "?" if row.us is None else f"{row.us:.1f}"
+        us = "?" if row.us is None else f"{row.us:.{digits}f}"
         share = "" if row.share is None else f"{100 * row.share:.1f}"
         for layer in row.layers:
             bits = "x".join(map(str, layer["bits"])) if layer["kind"] != "float" else "float"
@@ -75,12 +76,12 @@ def _operators(found: Sequence[Row], width: int) -> list[str]:
         if not row.layers:
             args = row.kernel["args"]
             shape = _shape(args[-1]["shape"]) if args else ""
-            lines.append((row.kernel["name"], OTHER, "", shape, "", us, share))
+            lines.append((row.name, OTHER, "", shape, "", us, share))
     if len(lines) == 2:
         return ["no layer and no kernel"]
     columns = 7 if any(row.us is not None for row in found) else 5
     lines = [line[:columns] for line in lines]
-    return _fitted(lines, width, right=range(4, columns), wraps=(0, 3), drops=(4, 2, 3))
+    return fitted(lines, width, right=range(4, columns), wraps=(0, 3), drops=(4, 2, 3))
 
 
 def _shape(dims: Iterable[int | str]) -> str:
@@ -106,13 +107,13 @@ def _memory(report: Mapping[str, Any], found: Sequence[Row], width: int) -> list
     keys = ("input", "output", "workspace", "live")
     lines = [
         ("", "input", "output", "scratch", "in use", ""),
-        ("kernel", *["KiB"] * 4, "layers"),
+        ("kernel", *["KiB"] * 4, "layers or nodes"),
     ]
     for row in found:
         sizes = (f"{row.kernel[f'{key}_bytes'] / 1024:,.1f}" for key in keys)
-        lines.append((row.kernel["name"], *sizes, ", ".join(row.kernel["layers"])))
+        lines.append((row.kernel["name"], *sizes, computed(row.kernel)))
     return (
-        _fitted(lines, width, right=range(1, 5), wraps=(0, 5), drops=(5, 3, 1, 2)) if found else []
+        fitted(lines, width, right=range(1, 5), wraps=(0, 5), drops=(5, 3, 1, 2)) if found else []
     )
 
 
@@ -174,15 +175,16 @@ def _time(report: Mapping[str, Any], found: Sequence[Row], bench: Mapping[str, A
     return f"{sum(known):,.1f} us estimated{sizes}, one thread; `bnncc bench` measures it"
 
 
-def _fitted(
+def fitted(
     rows: Sequence[Sequence[str]],
     width: int,
     *,
     right: Iterable[int],
     wraps: Sequence[int],
     drops: Sequence[int],
+    heads: int = 2,
 ) -> list[str]:
-    """Return a table with two rows of headings, without the columns that do not fit.
+    """Return a table with `heads` rows of headings, without the columns that do not fit.
 
     Columns are dropped in the order of `drops`; a last line names them.
     """
@@ -193,7 +195,7 @@ def _fitted(
         if least + 2 * (len(kept) - 1) <= width:
             break
         kept.remove(column)
-        dropped.append(" ".join(filter(None, (rows[0][column], rows[1][column]))))
+        dropped.append(" ".join(filter(None, (row[column] for row in rows[:heads]))))
     lines = table(
         [[row[i] for i in kept] for row in rows],
         right=[kept.index(i) for i in right if i in kept],

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bnncc.report.rows import computed
+
 _NETWORK, _KERNELS = 0, 1
 """`_NETWORK`, `_KERNELS`: threads of the trace, each a track."""
 
@@ -31,7 +33,7 @@ def trace(bench: Mapping[str, Any]) -> dict[str, Any]:
     events.append(_event(bench["model"], "network", _NETWORK, 0.0, bench["network"]))
     start = 0.0
     for kernel in bench["kernels"]:
-        name = ", ".join(kernel["layers"]) or kernel["name"]
+        name = computed(kernel) or kernel["name"]
         events.append(_event(name, kernel["op"], _KERNELS, start, kernel))
         start = round(start + kernel["median_us"], 3)
     about = {key: str(bench[key]) for key in ("model", "target", "cpu", "threads", "repeat")}

@@ -322,6 +322,8 @@ class _Checker:
             self.require(ok, "report.kernels.estimated_us")
             for layer in self.typed(kernel, "layers", list, "report.kernels."):
                 self.require(isinstance(layer, str), "report.kernels.layers")
+            for node in kernel.get("nodes", []):
+                self.require(isinstance(node, str), "report.kernels.nodes")
             for arg in self.typed(kernel, "args", list, "report.kernels."):
                 self.shape(self.typed(arg, "shape", list, "report.kernels.args."), "args.shape")
                 self.require(arg.get("dtype") in DTYPES, "report.kernels.args.dtype")

@@ -13,6 +13,7 @@ from bnncc.errors import UsageError
 from bnncc.ir.datatypes import datatype
 from bnncc.ir.demands import NO_LIMITS, Limits
 from bnncc.ir.dims import evaluated
+from bnncc.options import require_int
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.manifest import TensorInfo
 from bnncc.runtime.session import Session, aligned_empty
@@ -109,8 +110,10 @@ def bench(
     Raises
     ------
     UsageError
-        If `repeat` is not positive, or the network has another batch.
+        If an argument is of a wrong type, `repeat` is not positive, or the network has another
+        batch.
     """
+    require_int(repeat=repeat, seed=seed, batch=1 if batch is None else batch)
     if repeat < 1:
         raise UsageError(f"repeat is {repeat}, expected 1 or more")
     artifact = Artifact.of(artifact)
@@ -234,6 +237,7 @@ def _described(kernel: Mapping[str, Any], times: np.ndarray, batch: int) -> dict
         "name": kernel["name"],
         "op": kernel["op"],
         "layers": kernel["layers"],
+        "nodes": kernel.get("nodes", []),
         "min_us": _us(times.min()),
         "median_us": _us(median),
         "macs": kernel["macs"] * batch,
@@ -243,7 +247,7 @@ def _described(kernel: Mapping[str, Any], times: np.ndarray, batch: int) -> dict
 
 def bench_text(result: Mapping[str, Any], width: int = report.WIDTH) -> str:
     """Render what `bench` returned for a terminal of `width` columns."""
-    rows = [("kernel", "min us", "median us", "MMAC", "GMAC/s", "layers")]
+    rows = [("kernel", "min us", "median us", "MMAC", "GMAC/s", "layers or nodes")]
     for kernel in result["kernels"]:
         macs = kernel["macs"]
         rows.append(
@@ -253,7 +257,7 @@ def bench_text(result: Mapping[str, Any], width: int = report.WIDTH) -> str:
                 f"{kernel['median_us']:.2f}",
                 f"{macs / 1e6:.2f}" if macs else "",
                 f"{kernel['macs_per_second'] / 1e9:.1f}" if macs else "",
-                ", ".join(kernel["layers"]),
+                report.computed(kernel),
             )
         )
     total = sum(kernel["median_us"] for kernel in result["kernels"])
@@ -266,13 +270,9 @@ def bench_text(result: Mapping[str, Any], width: int = report.WIDTH) -> str:
         + ", ".join(f"p{p} {network[f'p{p}_us']:.2f}" for p in PERCENTILES if p != 50)
         + f" ({report.plural(result['repeat'], 'run')}, "
         + f"{report.plural(result['threads'], 'thread')})",
-        (
-            f"kernels  {total:.2f} us in total, each timed alone; "
-            if result["kernels"]
-            else "rate     "
-        )
-        + f"{network['macs_per_second'] / 1e9:.1f} GMAC/s at the network's median",
-        f"batch    {network['batch']}, {network['items_per_second']:,.0f} items/s at the median",
+        *([f"kernels  {total:.2f} us in total, each timed alone"] if result["kernels"] else []),
+        f"rate     {network['items_per_second']:,.0f} items/s, "
+        f"{network['macs_per_second'] / 1e9:.1f} GMAC/s (batch {network['batch']}, at the median)",
     ]
     lines += ["", *(part for line in totals for part in report.wrapped(line, width, " " * 9))]
     return "\n".join(lines).lstrip("\n")

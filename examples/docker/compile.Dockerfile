@@ -14,6 +14,8 @@ COPY tune_logs tune_logs
 RUN python -m venv /opt/bnncc && /opt/bnncc/bin/pip install --no-cache-dir .
 
 FROM python:3.12-slim
+# Any version of the linker does.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends lld \
     && rm -rf /var/lib/apt/lists/*

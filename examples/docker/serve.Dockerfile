@@ -2,14 +2,16 @@
 #
 #   docker build -f examples/docker/serve.Dockerfile --build-arg MODEL=examples/digits/digits.onnx -t digits .
 #   docker run --rm --read-only --tmpfs /tmp:exec -p 8080:8080 digits
+# hadolint ignore=DL3006
 FROM bnncc AS compile
 ARG MODEL
 ARG TARGET=x86-64-v3
 COPY ${MODEL} /model/
 RUN bnncc compile /model/* --target "${TARGET}" -o /tmp/model.bnncc
 # Running needs TVM's runtime only, which is a fiftieth of its compiler.
-USER root
+USER 0:0
 RUN find /opt/bnncc -name libtvm_compiler.so -delete
+USER 1000:1000
 
 FROM python:3.12-slim
 COPY --from=compile /opt/bnncc /opt/bnncc

@@ -243,12 +243,14 @@ def test_damaged_artifact(path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_explain_artifact(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     renamed = path.rename("other.name")
+    err = fails(capsys, 2, "explain", renamed, "--target", "arm64")
+    assert "is an artifact, which is compiled already" in err
     assert cli.main(["explain", str(renamed)]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     lines = out.splitlines()
     assert " ".join(lines[2].split()) == "mm float float nx8 0.00"
-    assert " ".join(lines[3].split()) == "add other nx8"
+    assert " ".join(lines[3].split()) == "bias +1 other nx8"
     why = lines.index("float: mm")
     assert lines[why + 1 : why + 3] == [
         "  weights of `mm` are not two-valued", "  -> train them binary"

@@ -171,7 +171,11 @@ def test_shapes_of_any_axis(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     err = fails(capsys, 1, *asked, "x:1x3xHx8")
     assert "its shape depends on dimension 2 (`H`) of input `x`, which is not fixed" in err
     assert "input has 4 channels" in fails(capsys, 1, *asked, "x:1x4x8x8")
-    assert "gives 3 axes" in fails(capsys, 2, *asked, "x:3x8x8")
+    err = fails(capsys, 2, *asked, "x:3x8x8")
+    assert "--input-shape is 3x8x8, expected 4 dimensions as in the model's shape 1x3x8x8" in err
+    err = fails(capsys, 2, "verify", made, path)
+    assert f"{made}: this is a bnncc artifact, expected its model" in err
+    assert "hint: the model comes first" in err
 
 
 def test_batches(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -13,14 +13,17 @@ import sys
 import termios
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
 import bnncc
+from bnncc import console
 from bnncc.cli import main as cli
 from bnncc.progress import SHARES, phase
 from tests.cli.test_cli import ENVIRONMENT
 from tests.devices import DIGITS
+from tests.tiny import tiny
 
 MODEL = str(DIGITS / "digits.onnx")
 
@@ -90,6 +93,18 @@ def test_no_bar_in_a_pipe_and_lines_where_verbose(
     out, err = capsys.readouterr()
     assert re.search(r"^layers: \d+\.\d\d s$", err, re.MULTILINE)
     assert " s\n" not in out
+
+
+def test_phases_of_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny().save(tmp_path / "a")
+    np.savez(tmp_path / "i.npz", **{"x/in:0": np.zeros((1, 8), "f"), "y": np.zeros((1, 8), "f")})
+    files = ("--input", str(tmp_path / "i.npz"), "--output", str(tmp_path / "o.npz"))
+    monkeypatch.setattr(console, "_WORTH_SAYING", 0)
+    assert cli.main(["run", "-v", str(tmp_path / "a"), *files]) == 0
+    said = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert said[:-1] == [*SHARES["run"]]
 
 
 def test_python_logs(caplog: pytest.LogCaptureFixture) -> None:

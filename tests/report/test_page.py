@@ -79,18 +79,16 @@ def test_everything_is_in_it(birealnet18: bnncc.Artifact, measured: bool) -> Non
     assert len(text.encode()) < 1_000_000
     page = Page(text)
     assert page.data == json.loads(json.dumps({"report": report, "bench": bench}))
-    kernels = [row for row in page.rows if len(row) == 11]
-    shown = [
-        [row[1], row[2], *(int(cell.replace(",", "")) for cell in row[5:10])] for row in kernels
-    ]
+    kernels = [row for row in page.rows if len(row) == 12]
+    shown = [[*row[1:4], *(int(cell.replace(",", "")) for cell in row[6:11])] for row in kernels]
     assert shown == [
         [
-            k["name"], ", ".join(k["layers"]), k["macs"], k["input_bytes"], k["output_bytes"],
-            k["workspace_bytes"], k["live_bytes"],
+            k["name"], ", ".join(k["layers"]), ", ".join(k["nodes"]), k["macs"],
+            k["input_bytes"], k["output_bytes"], k["workspace_bytes"], k["live_bytes"],
         ]
         for k in report["kernels"]
     ]  # fmt: skip
-    times = [float(row[4].replace(",", "")) for row in kernels]
+    times = [float(row[5].replace(",", "")) for row in kernels]
     if bench is None:
         assert times == [round(k["estimated_us"], 2) for k in report["kernels"]]
     else:

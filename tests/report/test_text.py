@@ -39,9 +39,9 @@ def test_every_kernel_has_a_time(gated: dict[str, Any]) -> None:
     assert sigmoid["estimated_us"] > layer["estimated_us"]  # 25 thousand calls of exp
     text = report.text(gated)
     first = text.split("\n\n")[0]
-    assert all((k["layers"] or [k["name"]])[0] in first for k in kernels)
+    assert all(k["nodes"][0] in first for k in kernels)
     rows = report.text(gated, sort="time").splitlines()
-    assert rows[2].split()[:2] == [sigmoid["name"], "other"]
+    assert rows[2].split()[:2] == [*sigmoid["nodes"], "other"]
     assert sum(float(row.split()[-1]) for row in first.splitlines()[2:]) == pytest.approx(
         100, abs=1
     )
@@ -60,7 +60,7 @@ def test_measured_times_replace_estimates(gated: dict[str, Any]) -> None:
     }  # fmt: skip
     text = report.text(gated, bench=bench)
     count = len(gated["kernels"])
-    assert all(" 4.0 " in row for row in text.splitlines()[2 : 2 + count])
+    assert all(" 4.00 " in row for row in text.splitlines()[2 : 2 + count])
     assert f"time     {4 * count:.1f} us in kernels, each timed alone; network 12.5 us" in text
 
 
@@ -86,7 +86,7 @@ def test_columns_dropped_in_a_narrow_terminal(gated: dict[str, Any]) -> None:
     (layer,) = [k["layers"][0] for k in gated["kernels"] if k["layers"]]
     (row,) = [line for line in first.splitlines() if line.startswith(layer)]
     assert row.split()[1] == "binary"
-    times = [f"{k['estimated_us']:.1f}" for k in gated["kernels"]]
+    times = [f"{k['estimated_us']:.2f}" for k in gated["kernels"]]
     assert all(time in first.split() for time in times)
     assert "not shown" not in report.text(gated, width=80)
 

@@ -89,7 +89,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     network, *kernels = events
     assert network["dur"] == bench["network"]["median_us"]
     assert [event["args"]["name"] for event in kernels] == [k["name"] for k in bench["kernels"]]
-    assert [event["name"] for event in kernels] == ["mm", "add"]
+    assert [event["name"] for event in kernels] == ["mm", "bias +1"]
+    assert kernels[1]["args"]["nodes"] == ["bias", "cast"]
     assert [event["dur"] for event in kernels] == [k["median_us"] for k in bench["kernels"]]
     end = 0.0
     for event in kernels:  # one after the other, on a track of their own

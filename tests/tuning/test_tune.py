@@ -246,7 +246,10 @@ def test_stale_records_are_reported_and_skipped(tmp_path: Path) -> None:
 
 
 def test_records_can_be_listed_pruned_and_merged(
-    tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tuned: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def run(*args: object) -> str:
         assert cli.main(["records", *map(str, args)]) == 0
@@ -262,6 +265,11 @@ def test_records_can_be_listed_pruned_and_merged(
     assert kernel["best"] == pytest.approx(best.seconds * 1e6)
     assert kernel["unit"] == "us"
     assert "BinaryConv2d 64,8x8 -> 32 3x3" in run("list", tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    narrow = run("list", tmp_path).splitlines()
+    assert max(map(len, narrow)) <= 80
+    assert narrow[-1] == "not shown in 80 columns: point"
     assert cli.main(["records", "list", str(tmp_path / "none")]) == 2
 
 
