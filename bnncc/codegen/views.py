@@ -76,7 +76,7 @@ def _reshaped(call: relax.Call) -> IndexFunction | None:
         (have[a:b], range(c, d)) for (a, c), (b, d) in pairwise([*cuts, (len(have), len(made))])
     ]
     for sizes, axes in parts:
-        apart = len([size for size in sizes if size != 1]) > 1 or len(axes) > 1
+        apart = len([size for size in sizes if not _is_one(size)]) > 1 or len(axes) > 1
         if apart and not all(isinstance(s, int) for s in [*sizes, *(made[k] for k in axes)]):
             return None
 
@@ -87,21 +87,29 @@ def _reshaped(call: relax.Call) -> IndexFunction | None:
             for k in axes[1:]:
                 flat = flat * made[k] + at[k]
             where: list[Expr] = []
-            for size in reversed(sizes):
-                alone = len(sizes) == 1
-                where.insert(0, flat if alone else tirx.floormod(flat, size))
-                flat = tirx.floordiv(flat, size)
+            longer = [k for k, size in enumerate(sizes) if not _is_one(size)]
+            for k in range(len(sizes))[::-1]:
+                if k not in longer:
+                    where.insert(0, tirx.const(0, "int64"))
+                elif k == longer[0]:  # the outermost one, which may be symbolic
+                    where.insert(0, flat)
+                else:
+                    where.insert(0, tirx.floormod(flat, sizes[k]))
+                    flat = tirx.floordiv(flat, sizes[k])
             found += where
         return found
 
     return place
 
 
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
+
+
 def _mixes(call: relax.Call) -> bool:
     """Return whether a reshape does more than add or drop axes of size 1."""
     have, made = (
-        [str(size) for size in shape_of(expr) if not (isinstance(size, int) and size == 1)]
-        for expr in (call.args[0], call)
+        [str(size) for size in shape_of(expr) if not _is_one(size)] for expr in (call.args[0], call)
     )
     return have != made
 
@@ -125,7 +133,7 @@ def _prefixes(shape: Sequence[Any]) -> dict[tuple[int, tuple[str, ...]], int]:
 def _broadcast(call: relax.Call) -> IndexFunction | None:
     have, made = shape_of(call.args[0]), shape_of(call)
     kept = made[len(made) - len(have) :]
-    ones = [isinstance(size, int) and size == 1 for size in have]
+    ones = [_is_one(size) for size in have]
     if not all(one or str(a) == str(b) for one, a, b in zip(ones, have, kept, strict=True)):
         return None
     return lambda at: broadcast_index(have, at)
@@ -135,7 +143,7 @@ def broadcast_index(sizes: Iterable[Any], at: Index) -> list[Expr]:
     """Return the index of the element of a tensor that is broadcast to `at` in a larger tensor."""
     have = _known(sizes)
     return [
-        tirx.const(0, "int64") if isinstance(size, int) and size == 1 else index
+        tirx.const(0, "int64") if _is_one(size) else index
         for size, index in zip(have, at[len(at) - len(have) :], strict=True)
     ]
 
