@@ -141,6 +141,8 @@ class _Fuser:
                     continue
                 kind = self.look.kind(node, routes=False)
                 self.kinds[id(node)] = kind
+            if kind not in self.starters and self.physical.unrounded.intersection(node.inputs):
+                self.physical.unrounded.update(node.outputs)
             if kind == "image-bits":
                 write_image_bits(node, self.physical)
             elif kind in self.starters:
@@ -150,8 +152,6 @@ class _Fuser:
             elif (layouts := self.look.relayout(node)) is not None:
                 tensor = self.physical.float(node.inputs[0], layouts[0])
                 self.physical.floats[node.outputs[0]] = {layouts[1]: tensor}
-                if node.inputs[0] in self.physical.unrounded:
-                    self.physical.unrounded.add(node.outputs[0])
             elif kind == "rounded":
                 layout = self.physical.layout_of(node.inputs[0])
                 tensor = self.physical.float(node.inputs[0], layout)

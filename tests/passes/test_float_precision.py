@@ -120,6 +120,21 @@ def test_kernels_multiply_bfloat16() -> None:
     assert all(node.op != NARROW for node in physical.nodes)
 
 
+@pytest.mark.parametrize(
+    ("given", "body"),
+    [
+        ("2,24,3,3,3", "r = Relu(x) q = GlobalAveragePool(r) l = Flatten(q)"),
+        ("2,3,24", "r = Relu(x) s = Constant<value_ints=[-1,24]>() l = Reshape(r, s)"),
+        ("2,24,3", "r = Relu(x) q = GlobalAveragePool(r) l = Flatten(q)"),
+    ],
+)
+def test_dense_layers_of_reshaped_tensors(given: str, body: str) -> None:
+    """What lies between is stored without the rounding, and not compared with the rounded."""
+    proto = model(f"{body} y = Gemm<transB=1>(l, fc, bias)", f"float[{given}] x", "n,10")
+    artifact = bnncc.compile(proto, target="x86-64-v2", float_precision="bfloat16")
+    assert artifact.report["layers"][0]["bits"] == [16, 16]
+
+
 @pytest.mark.parametrize("target", [*HERE[-1:], "x86-64-v2", "native"])
 def test_artifacts_compute_it(target: str) -> None:
     """Against NumPy: every layer of the network with operands that ml_dtypes rounds."""
