@@ -1,4 +1,4 @@
-"""Relax for functions of rows, and for functions whose formula in TVM is too inaccurate."""
+"""Kernels of functions of rows, and of functions whose formula in TVM is too inaccurate."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ from typing import Any
 
 from bnncc.codegen import arena
 from bnncc.codegen.arena import Span
-from bnncc.codegen.c_text import Call, Clear, Loop, Move, Place, Statement, Step, itemsize
+from bnncc.codegen.c_text import Call, Clear, Move, Place, Statement, Step, itemsize
+from bnncc.codegen.loops import looped
 from bnncc.topi_binary import bands
 from bnncc.topi_binary.build import aliases
 from bnncc.topi_binary.spec import Spec
@@ -412,7 +413,7 @@ class Writer:
             turns.append([[self._part(k, turn, rows) for rows in self.chain.parts(k, turn)]
                           for k in range(len(self.chain.calls))])  # fmt: skip
             turns[-1].append([self._kept(turn)])
-        return _looped(turns)
+        return looped(turns)
 
     def _part(self, k: int, turn: int, rows: range) -> list[Step]:
         """Return the call of a kernel for some rows of its results, and copies before it."""
@@ -471,71 +472,3 @@ def _shifted(to: Place, distance: int, size: int) -> list[Step]:
         origin = replace(here, offset=here.offset + distance)
         items += [Move(here, origin, piece, int(count), apart)] * (count > 0)
     return items
-
-
-def _looped(turns: Sequence[list[list[list[Step]]]]) -> list[Statement]:
-    """Replace turns, and parts of a band, by loops if their places advance steadily."""
-    flat = [[item for parts in turn for part in parts for item in part] for turn in turns]
-    found: list[Statement] = []
-    for start, end, steps in _runs(flat):
-        if steps is not None:
-            found.append(Loop(end - start, tuple(map(_advancing, flat[start], steps))))
-            continue
-        for parts in turns[start]:
-            for begin, close, inner in _runs(parts):
-                if inner is None:
-                    found += parts[begin]
-                else:
-                    body = tuple(map(_advancing, parts[begin], inner))
-                    found.append(Loop(close - begin, body))
-    return found
-
-
-def _runs(turns: Sequence[list[Step]]) -> Iterator[tuple[int, int, list[list[int]] | None]]:
-    """Yield runs of turns that differ by places only, and how these advance; None if it is one."""
-    start = 0
-    while start < len(turns):
-        end, steps = start + 1, None
-        while end < len(turns):
-            new = _steps(turns[end - 1], turns[end])
-            if new is None or steps not in (None, new):
-                break
-            steps, end = new, end + 1
-        yield start, end, steps
-        start = end
-
-
-def _places(item: Step) -> tuple[Place, ...]:
-    if isinstance(item, Call):
-        return item.args
-    return (item.to, item.origin) if isinstance(item, Move) else (item.to,)
-
-
-def _with_places(item: Step, places: Sequence[Place]) -> Step:
-    if isinstance(item, Call):
-        return replace(item, args=tuple(places))
-    if isinstance(item, Move):
-        return replace(item, to=places[0], origin=places[1])
-    return replace(item, to=places[0])
-
-
-def _steps(one: list[Step], other: list[Step]) -> list[list[int]] | None:
-    """Return by how many bytes the places of a turn advance; None if the turns differ otherwise."""
-    found = []
-    if len(one) != len(other):
-        return None
-    for a, b in zip(one, other, strict=True):
-        if type(a) is not type(b) or len(_places(a)) != len(_places(b)):
-            return None
-        pairs = list(zip(_places(a), _places(b), strict=True))
-        if _with_places(b, _places(a)) != a or any(
-            replace(p, offset=q.offset) != q or q.offset < p.offset for p, q in pairs
-        ):
-            return None
-        found.append([q.offset - p.offset for p, q in pairs])
-    return found
-
-
-def _advancing(item: Step, steps: list[int]) -> Step:
-    moved = zip(_places(item), steps, strict=True)
-    return _with_places(item, [replace(place, step=step) for place, step in moved])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -83,34 +84,34 @@ def _interpolated(
     image, sizes : tuple of int
         Height and width; images, channels, and places in each image.
     """
-    dtype, total = write.type().dtype, ""
     images, channels, points = sizes
-    floors = [write("Floor", p) for p in places]
-    for corner in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        share, inside, index = "", "", ""
-        for axis, (step, size) in enumerate(zip(corner, image, strict=True)):
-            at = floors[axis]
-            if step:
-                at = write("Add", at, write.constant(1, dtype))
-            distance = write("Abs", write("Sub", places[axis], at))
-            near = write("Sub", write.constant(1, dtype), distance)
-            share = write("Mul", share, near) if share else near
-            low, high = write.constant(0, dtype), write.constant(size - 1, dtype)
-            fits = write("And", write("GreaterOrEqual", at, low), write("LessOrEqual", at, high))
-            inside = write("And", inside, fits) if inside else fits
-            position = write.cast(write("Clip", at, low, high), "int64")
-            if axis:
-                row = write("Mul", index, write.constant(image[1], "int64"))
-                index = write("Add", row, position)
-            else:
-                index = position
-        share = write("Where", inside, share, write.constant(0, dtype))
+    total, floors = "", [write("Floor", place) for place in places]
+    for corner in itertools.product((0, 1), repeat=2):
+        (row, height, has_row), (column, width, has_column) = (
+            _neighbour(write, *one) for one in zip(places, floors, corner, image, strict=True)
+        )
+        zero = write.constant(0, write.type().dtype)
+        area = write("Mul", height, width)
+        share = write("Where", write("And", has_row, has_column), area, zero)
+        index = write("Add", write("Mul", row, write.constant(image[1], "int64")), column)
         index = write.reshape(index, images, 1, points)
         spread = write("Expand", index, write.ints(images, channels, points))
         value = write("GatherElements", rows, spread, axis=2)
         part = write("Mul", value, write.reshape(share, images, 1, points))
         total = write("Add", total, part) if total else part
     return total
+
+
+def _neighbour(
+    write: Expression, place: str, floor: str, step: int, size: int
+) -> tuple[str, str, str]:
+    """Write the index of the pixel before or after a place, its share, and if there is one."""
+    dtype = write.type().dtype
+    at = write("Add", floor, write.constant(1, dtype)) if step else floor
+    share = write("Sub", write.constant(1, dtype), write("Abs", write("Sub", place, at)))
+    low, high = write.constant(0, dtype), write.constant(size - 1, dtype)
+    inside = write("And", write("GreaterOrEqual", at, low), write("LessOrEqual", at, high))
+    return write.cast(write("Clip", at, low, high), "int64"), share, inside
 
 
 EXPANSIONS = {"DeformConv": _deform_conv}

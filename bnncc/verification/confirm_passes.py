@@ -29,8 +29,8 @@ from bnncc.recognise.ramps import find_ramps
 from bnncc.topi_binary.reference import evaluate_kernel
 from bnncc.topi_binary.step import writers
 from bnncc.transform.physical import KERNEL, Form, Held
+from bnncc.verification.encoding import OFF, code, codes, differs, encoded, nearest
 from bnncc.verification.evaluator import Compute, evaluate_physical
-from bnncc.verification.held import OFF, code, codes, differs, encoded, nearest
 
 Array = np.ndarray[Any, Any]
 Values = Callable[[Iterable[str]], Mapping[str, Array]]

@@ -17,7 +17,7 @@ from bnncc.options import CompileOptions
 from bnncc.topi_binary.build import aliases
 from bnncc.transform.physical import KERNEL, Form
 from bnncc.transform.pipeline import Compilation
-from bnncc.verification import confirm_passes, held
+from bnncc.verification import confirm_passes, encoding
 from bnncc.verification.confirm_passes import compare_passes
 from bnncc.verification.evaluator import evaluate_physical
 from tests.collection import handmade, oracle
@@ -517,11 +517,11 @@ def test_bits_beyond_the_last_channel_count_and_numbers_there_do_not() -> None:
     value = np.random.default_rng(0).integers(0, 2, shape).astype(np.float32)
     for kind, same in (("plane", False), ("pairs", True), ("bytes", True), ("floats", True)):
         form = Form("x", kind, (0.0, 1.0))
-        right, off = held.encoded(value, form)
+        right, off = encoding.encoded(value, form)
         assert not off.any()
         made = right.copy()
         made.view(np.uint8)[..., -1] = 3
-        assert held.differs(made, right, form, shape).any() != same
+        assert encoding.differs(made, right, form, shape).any() != same
 
 
 def test_what_comparing_costs_counts_the_whole_batch() -> None:

@@ -1,4 +1,4 @@
-"""Find the tensors of the model in a physical graph, and those that are missing."""
+"""What a physical tensor should hold for a tensor of the model, and where it differs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bnncc.transform.physical import Form
 Array = np.ndarray[Any, Any]
 
 OFF = NOISE
-"""Part of the largest value by which a value of the model may be off the one that bits hold."""
+"""How far a value may be from the one that bits stand for, relative to the largest."""
 
 
 def encoded(value: Array, form: Form, near: float = OFF) -> tuple[Array, Array]:
