@@ -191,7 +191,9 @@ def test_causal_masks_of_any_size() -> None:
     least = onnx.helper.make_tensor("least", TensorProto.FLOAT, [1], [np.finfo(np.float32).min])
     full = net.op("ConstantOfShape", net.op("Concat", tokens, tokens, axis=0), value=least)
     later = net.op("Trilu", full, net.const(1, np.int64), upper=1)
-    at = net.op("Range", *(net.const(0, np.int64), net.op("Squeeze", tokens), net.const(1, np.int64)))
+    at = net.op(
+        "Range", *(net.const(0, np.int64), net.op("Squeeze", tokens), net.const(1, np.int64))
+    )
     near = net.op("Greater", net.unsqueeze(at, [0]),
                   net.op("Sub", net.unsqueeze(at, [1]), net.const(3, np.int64)))  # fmt: skip
     scores = net.op("MatMul", x, net.op("Transpose", x, perm=[0, 2, 1]))
