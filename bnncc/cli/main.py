@@ -242,7 +242,7 @@ def _completion(verbs: Any) -> None:
 
 
 def _complete(args: argparse.Namespace, console: Console) -> int:
-    """Print a script that completes verbs, options and files.
+    """Print a script that completes verbs, options, targets and files.
 
     Raises
     ------
@@ -257,10 +257,14 @@ def _complete(args: argparse.Namespace, console: Console) -> int:
             hint="pip install 'bnncc[completion]'",
         ) from error
 
+    from bnncc.targets.catalog import names
+
     def mark(parser: argparse.ArgumentParser) -> None:
         for action in parser._actions:
             if action.type is path:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
+            elif "--target" in action.option_strings:
+                action.choices = names()
             elif isinstance(action, argparse._SubParsersAction):
                 for child in action.choices.values():
                     mark(child)

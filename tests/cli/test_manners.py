@@ -211,15 +211,20 @@ def test_completion(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         if shell == "bash":
             (tmp_path / "script").write_text(script)
             subprocess.run(["bash", "-n", tmp_path / "script"], check=True)
-            # What bash does on a tab behind `bnncc comp`.
-            ask = (
-                "source ./script; COMP_WORDS=(bnncc comp); COMP_CWORD=1; "
-                "$(complete -p bnncc | sed 's/.*-F \\([^ ]*\\).*/\\1/'); echo \"${COMPREPLY[@]}\""
-            )
-            done = subprocess.run(
-                ["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True
-            )
-            assert done.stdout.split() == ["compile", "completion"]
+            for words, wanted in (
+                ("bnncc comp", ["compile", "completion"]),
+                ("bnncc compile --target cortex-m5", ["cortex-m55"]),
+            ):
+                # What bash does on a tab behind these words.
+                ask = (
+                    f"source ./script; COMP_WORDS=({words}); COMP_CWORD={words.count(' ')}; "
+                    "$(complete -p bnncc | sed 's/.*-F \\([^ ]*\\).*/\\1/'); "
+                    'echo "${COMPREPLY[@]}"'
+                )
+                done = subprocess.run(
+                    ["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True
+                )
+                assert done.stdout.split() == wanted
 
 
 def test_completion_without_shtab(

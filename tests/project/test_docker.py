@@ -59,13 +59,13 @@ def test_server_answers(server: tuple[subprocess.Popen[str], int]) -> None:
     assert ask("GET", "/")[0] == 404
     x = np.arange(24, dtype=np.float32).reshape(3, 8)
     inputs = {"x/in:0": x, "y": -x}
-    code, body = ask("POST", "/", npz(**inputs))
+    code, body = ask("POST", "/", npz(**inputs, labels=np.zeros(3)))
     assert code == 200
     with np.load(io.BytesIO(body)) as outputs:
         assert set(outputs) == {"product", "sum"}
         for name, value in expected(x, -x).items():
             np.testing.assert_array_equal(outputs[name], value)
-    for wrong in (b"", b"no archive", npz(**inputs)[:-30], npz(a=np.array([{}], dtype=object))):
+    for wrong in (b"", b"no archive", npz(**inputs)[:-30], npz(y=np.array([{}], dtype=object))):
         code, said = ask("POST", "/", wrong)
         assert code == 400
         assert said.startswith(b"expected an .npz file of the inputs: ")
