@@ -140,8 +140,7 @@ def _is_one(size: Any) -> bool:
 def _mixes(call: relax.Call) -> bool:
     """Return whether a reshape does more than add or drop axes of size 1."""
     have, made = (
-        [str(size) for size in _shape(expr) if not _is_one(size)]
-        for expr in (call.args[0], call)
+        [str(size) for size in _shape(expr) if not _is_one(size)] for expr in (call.args[0], call)
     )
     return have != made
 

@@ -1,8 +1,8 @@
 """Read Einsum of two operands as a product of matrices, which may be one of bits.
 
-    Einsum("btd,ud->btu", x, w)      ->  MatMul(x, Transpose(w))
-    Einsum("bqhd,bkhd->bhqk", q, k)  ->  MatMul(Transpose(q), Transpose(k))
-    Einsum("btd,dhe->bthe", x, w)    ->  Reshape(MatMul(x, Reshape(w)))
+Einsum("btd,ud->btu", x, w)      ->  MatMul(x, Transpose(w))
+Einsum("bqhd,bkhd->bhqk", q, k)  ->  MatMul(Transpose(q), Transpose(k))
+Einsum("btd,dhe->bthe", x, w)    ->  Reshape(MatMul(x, Reshape(w)))
 """
 
 from __future__ import annotations

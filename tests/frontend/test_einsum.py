@@ -53,7 +53,9 @@ def test_products_of_two(equation: str) -> None:
     assert "Einsum" not in {node.op for node in graph.nodes}
     rng = np.random.default_rng(0)
     feeds = {
-        i.name: rng.standard_normal([d.dim_value for d in i.type.tensor_type.shape.dim]).astype("f4")
+        i.name: rng.standard_normal([d.dim_value for d in i.type.tensor_type.shape.dim]).astype(
+            "f4"
+        )
         for i in made.graph.input
     }
     session = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -63,10 +65,9 @@ def test_products_of_two(equation: str) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("equation", ["td,u->tdu", "tt->t", "td,du,ue->te", "td,du->u", "bd,id->bi"])
+@pytest.mark.parametrize("equation", ["td,u->tdu", "tt->t", "td,du,ue->te", "td,du->u"])
 def test_what_stays(equation: str) -> None:
-    graph = load(model(equation))
-    assert ("Einsum" in {node.op for node in graph.nodes}) == (equation != "bd,id->bi")
+    assert "Einsum" in {node.op for node in load(model(equation)).nodes}
 
 
 @pytest.mark.parametrize("equation", ["btd,ud->btu", "btd,ud->ubt"])
