@@ -51,7 +51,8 @@ class _Product:
         found = _letters(str(write.node.attrs["equation"]), shapes)
         if len(shapes) != 2 or write.type().dtype not in _FLOATS or found is None:
             return None
-        (*terms, out), sizes = found, {}
+        *terms, out = found
+        sizes: dict[str, Dim] = {}
         for term, shape in zip(terms, shapes, strict=True):
             for letter, size in zip(term, shape, strict=True):
                 if sizes.setdefault(letter, size) != size:

@@ -17,10 +17,6 @@ from bnncc.ir.evaluate import evaluate
 SIZES = {"b": 2, "t": 5, "s": 4, "h": 3, "d": 8, "e": 7, "u": 6, "i": 1}
 
 
-def shape(term: str) -> list[int]:
-    return [SIZES[x] for x in term.replace("...", "bt")]
-
-
 def model(equation: str, weight: np.ndarray | None = None, symbols: str = "") -> onnx.ModelProto:
     terms = equation.replace(" ", "").partition("->")[0].split(",")
     names = ["x", "w", "v"][: len(terms)]

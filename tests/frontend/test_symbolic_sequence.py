@@ -202,3 +202,22 @@ def test_causal_masks_of_any_size() -> None:
     artifact = bnncc.compile(model, threads=1, max_dims={"T": 40})
     for sizes in SIZES:
         agrees(model, artifact, sizes)
+
+
+def test_a_row_is_written_into_a_cache_of_any_size() -> None:
+    net = Net(seed=0)
+    cache, row = net.input("cache", ["P", 4]), net.input("row", [2, 4])
+    at = net.input("at", [2, 1], TensorProto.INT64)
+    net.output(net.op("ScatterND", cache, at, row))
+    model = net.model(check=False)
+    artifact = bnncc.compile(model, threads=1)
+    rng = np.random.default_rng(0)
+    feeds = {
+        "cache": rng.standard_normal((9, 4)).astype(np.float32), "at": np.array([[2], [-1]]),
+        "row": rng.standard_normal((2, 4)).astype(np.float32),
+    }  # fmt: skip
+    wanted = feeds["cache"].copy()
+    wanted[[2, -1]] = feeds["row"]
+    (found,) = artifact.run(feeds).values()
+    np.testing.assert_array_equal(found, wanted)
+    assert bnncc.verify(model, artifact, feeds)["passed"]
