@@ -49,8 +49,8 @@ class KernelCase:
     """The kernel."""
     inputs: list[Array]
     """In its order."""
-    sizes: list[int]
-    """Arguments between inputs and outputs: what symbols stand for."""
+    sizes: dict[int, int]
+    """By position among the arguments: what symbols stand for."""
     over: list[int]
     """For each output, which input it is stored over; -1 where it has an argument of its own."""
     outputs: list[Array]
@@ -188,8 +188,8 @@ class Walk:
         name = call.args[0].name_hint
         func = self._module[call.args[0]]
         made = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else [call.ty]
-        sizes = [v for v in inputs if isinstance(v, int)]
-        arrays = [np.asarray(v, order="C") for v in inputs[: len(inputs) - len(sizes)]]
+        sizes = {k: v for k, v in enumerate(inputs) if isinstance(v, int)}
+        arrays = [np.asarray(v, order="C") for k, v in enumerate(inputs) if k not in sizes]
         if text := spec_of(func):
             spec = from_json(text)
             outputs = evaluate_kernel(spec, arrays)
@@ -205,7 +205,7 @@ class Walk:
         return KernelCase(name, arrays, sizes, none, compute(arrays), compute, empty)
 
     def _definition(
-        self, name: str, shapes: Sequence[tuple[list[int], str]], sizes: Sequence[int]
+        self, name: str, shapes: Sequence[tuple[list[int], str]], sizes: Mapping[int, int]
     ) -> Compute:
         """Return TVM's own definition of a kernel as a function of arrays."""
         if self._foreign is None:
@@ -220,10 +220,18 @@ class Walk:
         def compute(arrays: Sequence[Array]) -> list[Array]:
             outputs = [tvm.runtime.tensor(np.zeros(shape, dtype)) for shape, dtype in shapes]
             given = [tvm.runtime.tensor(np.asarray(a, order="C")) for a in arrays]
-            self._foreign[name](*given, *sizes, *outputs)
+            self._foreign[name](*_with_sizes(given, sizes), *outputs)
             return [out.numpy() for out in outputs]
 
         return compute
+
+
+def _with_sizes(arrays: Sequence[Any], sizes: Mapping[int, int]) -> list[Any]:
+    """Return the arguments of a kernel in its order: fusion may put sizes before tensors."""
+    made = list(arrays)
+    for place in sorted(sizes):
+        made.insert(place, sizes[place])
+    return made
 
 
 def _arguments(value: Any) -> list[Any]:
@@ -284,7 +292,7 @@ def run(session: Any, case: KernelCase) -> list[Array]:
     """
     fresh = [garbage(o) for o, over in zip(case.outputs, case.over, strict=True) if over < 0]
     try:
-        after = session.run_kernel(case.name, [*case.inputs, *case.sizes, *fresh])
+        after = session.run_kernel(case.name, [*_with_sizes(case.inputs, case.sizes), *fresh])
     except (RuntimeError, ValueError, TypeError):  # what TVM raises for a kernel's own checks
         return []
     own = iter(after[len(case.inputs) + len(case.sizes) :])

@@ -17,10 +17,6 @@ from bnncc.ir.evaluate import evaluate
 SIZES = {"b": 2, "t": 5, "s": 4, "h": 3, "d": 8, "e": 7, "u": 6, "i": 1}
 
 
-def shape(term: str) -> list[int]:
-    return [SIZES[x] for x in term.replace("...", "bt")]
-
-
 def model(equation: str, weight: np.ndarray | None = None, symbols: str = "") -> onnx.ModelProto:
     terms = equation.replace(" ", "").partition("->")[0].split(",")
     names = ["x", "w", "v"][: len(terms)]
@@ -65,12 +61,9 @@ def test_products_of_two(equation: str) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "equation", ["td,u->tdu", "tt->t", "td,du,ue->te", "td,du->u", "bd,id->bi"]
-)
+@pytest.mark.parametrize("equation", ["td,u->tdu", "tt->t", "td,du,ue->te", "td,du->u"])
 def test_what_stays(equation: str) -> None:
-    graph = load(model(equation))
-    assert ("Einsum" in {node.op for node in graph.nodes}) == (equation != "bd,id->bi")
+    assert "Einsum" in {node.op for node in load(model(equation)).nodes}
 
 
 @pytest.mark.parametrize("equation", ["btd,ud->btu", "btd,ud->ubt"])

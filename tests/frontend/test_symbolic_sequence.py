@@ -191,11 +191,10 @@ def test_causal_masks_of_any_size() -> None:
     least = onnx.helper.make_tensor("least", TensorProto.FLOAT, [1], [np.finfo(np.float32).min])
     full = net.op("ConstantOfShape", net.op("Concat", tokens, tokens, axis=0), value=least)
     later = net.op("Trilu", full, net.const(1, np.int64), upper=1)
-    at = net.op(
-        "Range", *(net.const(0, np.int64), net.op("Squeeze", tokens), net.const(1, np.int64))
-    )
-    near = net.op("Greater", net.unsqueeze(at, [0]),
-                  net.op("Sub", net.unsqueeze(at, [1]), net.const(3, np.int64)))  # fmt: skip
+    zero, one, three = (net.const(value, np.int64) for value in (0, 1, 3))
+    at = net.op("Range", zero, net.op("Squeeze", tokens), one)
+    first = net.op("Sub", net.unsqueeze(at, [1]), three)
+    near = net.op("Greater", net.unsqueeze(at, [0]), first)
     scores = net.op("MatMul", x, net.op("Transpose", x, perm=[0, 2, 1]))
     scores = net.where(near, net.op("Add", scores, later), -np.inf)
     net.output(net.op("MatMul", net.op("Softmax", scores, axis=-1), x))
@@ -203,3 +202,22 @@ def test_causal_masks_of_any_size() -> None:
     artifact = bnncc.compile(model, threads=1, max_dims={"T": 40})
     for sizes in SIZES:
         agrees(model, artifact, sizes)
+
+
+def test_a_row_is_written_into_a_cache_of_any_size() -> None:
+    net = Net(seed=0)
+    cache, row = net.input("cache", ["P", 4]), net.input("row", [2, 4])
+    at = net.input("at", [2, 1], TensorProto.INT64)
+    net.output(net.op("ScatterND", cache, at, row))
+    model = net.model(check=False)
+    artifact = bnncc.compile(model, threads=1)
+    rng = np.random.default_rng(0)
+    feeds = {
+        "cache": rng.standard_normal((9, 4)).astype(np.float32), "at": np.array([[2], [-1]]),
+        "row": rng.standard_normal((2, 4)).astype(np.float32),
+    }  # fmt: skip
+    wanted = feeds["cache"].copy()
+    wanted[[2, -1]] = feeds["row"]
+    (found,) = artifact.run(feeds).values()
+    np.testing.assert_array_equal(found, wanted)
+    assert bnncc.verify(model, artifact, feeds)["passed"]
