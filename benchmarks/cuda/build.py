@@ -42,7 +42,6 @@ from bnncc.bundle.runtime import PYTHONS
 from bnncc.codegen import gpu, link, nvrtc, pipeline
 from bnncc.console import Console
 from bnncc.files import npz_bytes
-from bnncc.ir.ties import TIE
 from bnncc.options import CompileOptions
 from bnncc.records.workload import Workload
 from bnncc.schedules.cuda import binary
@@ -172,7 +171,7 @@ def checked(model: Any, name: str, target: TargetSpec, options: Mapping[str, Any
         made = evaluate_physical(known.physical, feeds)
         pairs = zip(known.physical.outputs, known.outputs, strict=True)
         off = [_apart(made[name], right[output.name]) for name, output in pairs]
-        sure = known.checks.surely(known.checks.check(number), near=TIE, zeros=True)
+        sure = known.checks.surely(known.checks.check(number))
         unsure = sum(int(np.count_nonzero(~mask)) for mask in sure.values())
         found.append((max(off), unsure, number))
     off, _, number = min(found)
