@@ -85,6 +85,7 @@ def legalize(module: tvm.IRModule, target: TargetSpec, origins: Origins) -> tvm.
             transform.FuseOps(),
             after,
             transform.FuseTIR(),
+            SortSizes(),  # fused kernels get sizes of their own
             # It cannot analyse our kernels, so it runs before they are legalized.
             transform.RewriteDataflowReshape(),
             transform.LegalizeOps(skip_ops=views),

@@ -152,7 +152,7 @@ def test_dynamic_dimensions_and_input_shapes() -> None:
     with pytest.raises(UsageError, match="no input is called `z`"):
         load(relu, input_shapes={"z": (1, 3)})
     assert load(relu, input_shapes={"x": (1, 4)}).types["y"].shape == (1, 4)
-    with pytest.raises(UsageError, match="--input-shape gives 1 axes"):
+    with pytest.raises(UsageError, match="--input-shape is 4, expected 2 dimensions"):
         load(relu, input_shapes={"x": (4,)})
 
 

@@ -91,6 +91,9 @@ def test_kernels_get_their_sizes_in_one_order() -> None:
     artifact = bnncc.compile(moves(), threads=1, max_dims={"T": 9})
     sizes = [symbol for k in artifact.report["kernels"] for _, symbol in k["sizes"]]
     assert {"P", "T"} <= set(sizes)
+    for kernel in artifact.report["kernels"]:
+        symbols = [symbol for _, symbol in kernel["sizes"]]
+        assert symbols == sorted(symbols)
     checked = bnncc.verify(moves(), artifact)
     assert checked["passed"]
     assert len(checked["kernels"]) == len(artifact.report["kernels"])
