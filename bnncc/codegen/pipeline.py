@@ -19,6 +19,7 @@ from bnncc.codegen.fusion import LimitFusion
 from bnncc.codegen.ops import register
 from bnncc.codegen.origins import Origins
 from bnncc.codegen.outputs import with_outputs
+from bnncc.codegen.shape_functions import ShareShapeFunctions
 from bnncc.codegen.sizes import SortSizes
 from bnncc.errors import message_lines
 from bnncc.ir import dims
@@ -282,7 +283,7 @@ def build(
             transform.LowerRuntimeBuiltin(),
             transform.ComputePrimValue(),
             transform.VMShapeLower(),
-            tvm.transform.module_pass(_order_shape_functions, opt_level=0),
+            ShareShapeFunctions(),
             transform.AttachGlobalSymbol(),
         ]
     )
@@ -306,18 +307,6 @@ def _plan_passes() -> list[tvm.transform.Pass]:
         transform.CallTIRRewrite(),
         transform.StaticPlanBlockMemory(),
     ]
-
-
-def _order_shape_functions(module: tvm.IRModule, _: Any) -> tvm.IRModule:
-    """Sort the stores of functions that compute sizes; VMShapeLower emits them in random order.
-
-    They are independent of each other: they read only sizes of inputs.
-    """
-    for var, func in module.functions_items():
-        if var.name_hint.startswith("shape_func") and isinstance(func.body, tirx.SeqStmt):
-            stores = sorted(func.body.seq, key=lambda store: int(store.indices[0]))
-            module[var] = func.with_body(tirx.SeqStmt(stores))
-    return module
 
 
 def tvm_target(target: TargetSpec) -> tvm.target.Target:

@@ -103,6 +103,12 @@ def grown() -> bnncc.Artifact:
     return bnncc.compile(decoder(), threads=1, max_dims={"P": ROOM}, in_place=PAIRS)
 
 
+def test_compilations_are_equal(grown: bnncc.Artifact) -> None:
+    for _ in range(3):
+        again = bnncc.compile(decoder(), threads=1, max_dims={"P": ROOM}, in_place=PAIRS)
+        assert again.library == grown.library
+
+
 @pytest.fixture
 def calls(grown: bnncc.Artifact, monkeypatch: pytest.MonkeyPatch) -> Calls:
     return Calls(grown, monkeypatch)
