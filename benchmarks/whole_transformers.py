@@ -56,6 +56,10 @@ SHAPES = {
 }
 
 
+PRECISIONS = {"onnxruntime": "int8", "openvino": "int8", "torch": "bfloat16"}
+"""Of the linear layers, by peer."""
+
+
 class Int8(Transformer):
     """The same network as int8 runtimes are given it."""
 
@@ -201,7 +205,7 @@ def _decode(row: dict) -> str:
 def _encoder(row: dict) -> str:
     ms, bound = row["ms"]["run"], row["linear_macs"] / row["gmacs"] / 1e6
     head = ["encoder", "ms", "linears at the ceiling", "outside linears and attention",
-            *row["peer_ms"]]  # fmt: skip
+            *(f"{peer} {PRECISIONS[peer]}" for peer in row["peer_ms"])]  # fmt: skip
     cells = [f"{row['tokens']} tokens", f"{ms:.1f} ({row['median_ms']['run']:.1f})",
              f"{100 * bound / ms:.0f} %", f"{100 * row['glue']:.0f} %",
              *(times(peer / ms) for peer in row["peer_ms"].values())]  # fmt: skip
