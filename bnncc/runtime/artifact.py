@@ -232,8 +232,8 @@ class Artifact:
         Returns
         -------
         list of dict
-            For each check and output: ``check`` (what inputs it has), ``name``, ``passed`` and
-            ``max_abs_error``.
+            For each check and output: ``check`` (what inputs it has), ``name``, ``passed``,
+            ``max_abs_error``, and ``compared``: how many of its elements are stored.
         """
         results = []
         for check in self.selfchecks():

@@ -119,8 +119,12 @@ class Expected:
     """How far floats may be apart, of that."""
 
     def compare(self, made: Array) -> dict[str, Any]:
-        """Return ``name``, whether `made` ``passed``, and its ``max_abs_error``."""
-        result = {"name": self.name, "passed": False, "max_abs_error": float("inf")}
+        """Return ``name``, whether `made` ``passed``, and its ``max_abs_error``.
+
+        ``compared`` is the number of elements that it was found by: 0 if ties decide all.
+        """
+        result = {"name": self.name, "passed": False, "max_abs_error": float("inf"),
+                  "compared": self.values.size}  # fmt: skip
         if made.shape != self.shape or made.dtype != self.values.dtype:
             return result
         mine = made if self.where is None else made.reshape(-1)[self.where]

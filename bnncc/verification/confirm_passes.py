@@ -158,7 +158,7 @@ def compare_passes(
             *(f for f in forms.get(name, ()) if f.tensor != tensor),
         )
     forms = {name: held for name, held in forms.items() if held}
-    _add_viewed(physical, forms)
+    viewed = _add_viewed(physical, forms)
     tensors = {form.tensor for held in forms.values() for form in held}
     wanted = evaluate(model, feeds, tensors) if values is None else values(tensors)
     relaxed, settled = sign_zero != "exact", dict(feeds)
@@ -166,6 +166,7 @@ def compare_passes(
         run = _Run(
             physical,
             forms,
+            viewed,
             {name: wanted[name] for name in tensors},
             coarseness(model, computed=False),
         )
@@ -184,17 +185,21 @@ def compare_passes(
         wanted = evaluate(model, settled, tensors)
 
 
-def _add_viewed(physical: Graph, forms: dict[str, tuple[Form, ...]]) -> None:
+def _add_viewed(physical: Graph, forms: dict[str, tuple[Form, ...]]) -> set[str]:
     """Add tensors that represent one of the model in another shape: those a view is taken of.
 
-    Kernels that read them without the view would else not get the model's values.
+    Kernels that read them without the view would else not get the model's values. Returns their
+    names.
     """
+    added = set()
     for node in reversed(physical.nodes):
         if node.op not in (VIEW, *VIEWS) or node.inputs[0] in forms:
             continue
         viewed = tuple(f for f in forms.get(node.outputs[0], ()) if f.kind == "NCHW")
         if viewed:
             forms[node.inputs[0]] = viewed
+            added.add(node.inputs[0])
+    return added
 
 
 def _comparable(physical: Graph, model: Graph, name: str, form: Form) -> bool:
@@ -224,6 +229,8 @@ class _Run:
 
     physical: Graph
     forms: Mapping[str, tuple[Form, ...]]
+    viewed: Collection[str]
+    """Those of them that have another shape than the model's tensors."""
     wanted: Mapping[str, Array]
     coarse: Mapping[str, float]
     suspects: list[_Suspect] = field(default_factory=list)
@@ -248,8 +255,8 @@ class _Run:
         stored = value.shape
         for form in self.forms[name]:
             want = self.wanted[form.tensor]
-            if form.kind == "NCHW" and value.size == want.size:
-                value = value.reshape(want.shape)  # what a view is taken of
+            if name in self.viewed and value.size == want.size:
+                value = value.reshape(want.shape)
             right, off = encoded(want, form, self.coarse.get(form.tensor, OFF))
             if right.shape != value.shape or right.dtype != value.dtype:
                 self.suspects.append(_Suspect(name, form, maker, np.ones(want.shape, bool), value))

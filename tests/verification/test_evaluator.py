@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,8 @@ from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph, Node
 from bnncc.options import CompileOptions
 from bnncc.topi_binary.build import aliases
+from bnncc.topi_binary.reference import evaluate_kernel
+from bnncc.topi_binary.spec import Spec
 from bnncc.transform.physical import KERNEL, Form
 from bnncc.transform.pipeline import Compilation
 from bnncc.verification import confirm_passes, encoding
@@ -423,6 +425,23 @@ def test_shapes_are_those_that_kernels_read() -> None:
     node.attrs["spec"] = replace(node.attrs["spec"], height=8)
     with pytest.raises(VerificationError, match=r"kernel `.*` reads uint32.* as its input 0"):
         compare_passes(physical, before, feeds)
+
+
+def test_outputs_have_the_shape_of_the_model() -> None:
+    """The right numbers in another shape are wrong."""
+    before, physical, _ = passed(network())
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 8, 9, 9)).astype(np.float32)}
+
+    def flat(spec: Spec, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        made = evaluate_kernel(spec, arrays)
+        return [one.reshape(-1) for one in made] if spec is last else made
+
+    last = next(n for n in physical.nodes if set(n.outputs) <= set(physical.outputs)).attrs["spec"]
+    assert compare_passes(physical, before, feeds) == []
+    wrong = compare_passes(physical, before, feeds, compute=flat)
+    assert wrong
+    assert {one.tensor for one in wrong} & set(before.outputs)
+    assert all(one.count == one.size for one in wrong)
 
 
 def test_dynamic_batch() -> None:
