@@ -314,8 +314,10 @@ def _check(made: Bare, pairs: Mapping[str, np.ndarray], near: Mapping[str, float
         "#include <math.h>", "#include <stddef.h>", "#include <stdio.h>", "#include <string.h>", "",
         f'#include "{prefix}.h"', "",
     ]  # fmt: skip
+    nothing = {name for name, _ in made.made if not pairs[name].size}
     for key, value in pairs.items():
-        lines += [*array(f"static const {{}} stored_{key.replace('.', '_')}", value), ""]
+        if key.removesuffix(PLACES) not in nothing:
+            lines += [*array(f"static const {{}} stored_{key.replace('.', '_')}", value), ""]
     lines.append(f"static uint64_t arena[({upper}_ARENA_BYTES + 7) / 8];")
     for name, info in ios:
         lines.append(f"static {C_TYPES[info.dtype]} tensor_{name}[{max(1, elements(info))}];")
@@ -336,6 +338,9 @@ def _check(made: Bare, pairs: Mapping[str, np.ndarray], near: Mapping[str, float
     ]  # fmt: skip
     for name, info in made.made:
         size, at = pairs[name].size, "i"
+        if not size:
+            lines.append(f'  printf("{name}: no values to compare\\n");')
+            continue
         if name + PLACES in pairs:
             at = f"stored_{name}_at[i]"
         test = _wrong(info, f"tensor_{name}[{at}]", f"stored_{name}[i]", near.get(name))

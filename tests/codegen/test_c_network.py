@@ -42,6 +42,18 @@ needs_tools = pytest.mark.skipif(
 )
 
 
+def all_ties() -> onnx.ModelProto:
+    """Return a network with an output that roundings decide, and one that they do not."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        net (double[1, 8] x) => (int64[1, 8] y, double[1, 8] z) <double many = {1e10}> {
+            z = Mul(x, many) floor = Floor(z) y = Cast<to = 7>(floor)
+        }"""
+    )
+    onnx.checker.check_model(model)
+    return model
+
+
 def unpacked(files: bytes, folder: Path) -> Path:
     with tarfile.open(fileobj=io.BytesIO(files)) as tar:
         for member in tar.getmembers():

@@ -20,7 +20,7 @@ from bnncc.driver import compile_c, compile_model
 from bnncc.errors import TargetError
 from bnncc.options import CompileOptions
 from tests import cortex_m
-from tests.codegen.test_c_network import large_network, odd_network, unpacked
+from tests.codegen.test_c_network import all_ties, large_network, odd_network, unpacked
 from tests.devices import DIGITS
 from tests.portable_c import SANITIZED, STRICT, needs_gcc
 
@@ -181,6 +181,12 @@ def test_outputs_of_every_kind(tmp_path: Path) -> None:
     code, said = checked(unpacked(archive(network.files), tmp_path), "gcc", *SANITIZED)
     assert code == 0, said
     assert said.count(": 0 of ") == 6
+
+
+def test_an_output_without_values_to_compare(tmp_path: Path) -> None:
+    network = compile_c(all_ties(), C99)
+    said = checked(unpacked(archive(network.files), tmp_path), "gcc", *SANITIZED)
+    assert said == (0, "y: no values to compare\nz: 0 of 8 values wrong\n")
 
 
 def exponential(name: str, tensor: str) -> onnx.ModelProto:

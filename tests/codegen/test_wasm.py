@@ -26,7 +26,7 @@ from bnncc.errors import TargetError
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.options import CompileOptions
-from tests.codegen.test_c_network import odd_network, unpacked
+from tests.codegen.test_c_network import all_ties, odd_network, unpacked
 from tests.devices import DIGITS
 from tests.node import NODE, needs_node
 
@@ -293,3 +293,9 @@ def test_an_object_for_other_tools() -> None:
     assert made.files["digits_kernels.o"].startswith(b"\0asm")
     assert "emcc" in made.files["README.md"].decode()
     assert "device" not in made.report
+
+
+@needs_node
+def test_an_output_without_values_to_compare(tmp_path: Path) -> None:
+    said = node(written(wasm(all_ties()), tmp_path), "check.mjs")
+    assert said == (0, "y: no values to compare\nz: 0 of 8 values wrong\n")
