@@ -164,7 +164,10 @@ def choose(spec: FewBitConv2d, target: TargetSpec) -> dict[str, int]:
     budget = max(1, min(most, (target.vector_registers - spare) // per_vector // sums))
     count = -(-width // budget)
     columns = -(-width // count)
-    vectors = max(1, min(budget // columns, MAX_VECTORS, layout.blocks(spec.out_channels)))
+    blocks = layout.blocks(spec.out_channels)
+    if spec.method == "packed" and per_vector == 1 and columns > budget // 2 and blocks > 1:
+        columns = budget // 2  # as many loads as products, otherwise
+    vectors = max(1, min(budget // columns, MAX_VECTORS, blocks))
     (size,), _ = few_bit_data.constants(spec)[0]
     data = spec.height * spec.width * spec.channels // 8 * spec.data_bits
     outside = size * 4 < min(target.l2_bytes // 2, max(data, target.l1_bytes))
