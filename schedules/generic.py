@@ -36,7 +36,7 @@ Nest = tuple[list[Loop], list[Loop]]
 MIN_LANES = 4
 """Minimum vector length; narrower loops are left to LLVM."""
 
-ROWS, VECTORS = 4, 4
+ROWS, VECTORS = 6, 4
 """Rows and vectors of accumulators in the tile of a matrix product, at most."""
 
 ALONE = 8
@@ -131,7 +131,7 @@ def _parts(func: tirx.PrimFunc, vectors: _Vectors) -> list[tirx.PrimFunc]:
     computed twice costs less than vectors that are not full.
     """
     try:
-        (statement,) = ranges.blocks(func)
+        statement, *rest = ranges.blocks(func)
         if statement.init is None or vectors.lanes < MIN_LANES:
             return [func]
         sch = s_tir.Schedule(func)
@@ -140,28 +140,41 @@ def _parts(func: tirx.PrimFunc, vectors: _Vectors) -> list[tirx.PrimFunc]:
         *others, column = (k for k, kind in enumerate(kinds) if kind == _SPATIAL)
         if len(loops) != len(kinds) or not _contiguous(sch, block, loops[column]):
             return [func]
-    except Exception:  # no blocks, several, or another form
+    except Exception:  # no blocks, or another form
         return [func]
-    size = _extent(sch, loops[column])
-    if size < vectors.lanes and not _lanes_of(size, vectors.lanes):
+    size = _size(sch, loops[column])
+    count = _size(sch, loops[others[-1]]) if others else 0
+    if isinstance(size, int) and size < vectors.lanes and not _lanes_of(size, vectors.lanes):
         return [func]
     columns = _columns(size, vectors)
-    rows = _extent(sch, loops[others[-1]]) if others else 0
-    whole = rows // ROWS * ROWS
-    cuts = [cut for cut in ((0, whole), (whole, rows - whole)) if cut[1]] or [(0, rows)]
+    whole = count // ROWS * ROWS
+    cuts = [cut for cut in ((0, whole), (whole, count - whole)) if not _is(cut[1], 0)]
+    cuts = cuts or [(0, count)]
     if len(columns) * len(cuts) == 1 or str(sch.get(loops[column]).loop_var.ty) != "int64":
         return [func]
     along = [{others[-1]: cut} if len(cuts) > 1 else {} for cut in cuts]
+    name, shared = statement.name_hint, [statement.name_hint] if rest else []
     return [
-        ranges.part(func, {statement.name_hint: {**row, column: c}})
-        for row in along
-        for c in columns
+        *(ranges.part(func, {name: {**row, column: c}}, shared) for row in along for c in columns),
+        *([ranges.part(func, {one.name_hint: {} for one in rest}, shared)] if rest else []),
     ]
 
 
-def _columns(size: int, vectors: _Vectors) -> list[tuple[int, int]]:
-    """Return the first column and the number of columns of ranges; each is whole vectors."""
+def _is(value: Any, number: int) -> bool:
+    return isinstance(value, int) and value == number
+
+
+def _columns(size: Any, vectors: _Vectors) -> list[tuple[Any, Any]]:
+    """Return the first column and the number of columns of ranges; each is whole vectors.
+
+    If the size is symbolic, the last one is not: the columns of a tensor that fill no vector.
+    """
     lanes, tile = vectors.lanes, vectors.lanes * vectors.tile
+    if not isinstance(size, int):
+        tiles, single = size // tile * tile, size // lanes * lanes
+        over = tirx.min(size // lanes, tirx.min(size % lanes, 1))  # one vector over the last ones
+        few = size * (1 - tirx.min(size // lanes, 1))
+        return [(0, tiles), (tiles, single - tiles), (size - lanes, over * lanes), (0, few)]
     if size % lanes == 0 or size < lanes:
         return [(0, size)]
     whole = size // tile * tile
@@ -297,6 +310,13 @@ def _transposed(
 def _size(sch: s_tir.Schedule, loop: Loop) -> Expr:
     """Return the extent of `loop`: an int if it is constant."""
     return _extent(sch, loop) or sch.get(loop).extent
+
+
+def _multiple(size: Expr, number: int) -> bool:
+    """Whether a size is known to be a multiple of a number, and not 0."""
+    if isinstance(size, int):
+        return size > 0 and size % number == 0
+    return bool(Analyzer().can_prove_equal(size % number, 0))
 
 
 def _width(size: Expr, lanes: int) -> int:
@@ -444,18 +464,20 @@ def _moves_by_one(expr: Any, var: tirx.Var) -> bool:
 def _tile(sch: s_tir.Schedule, block: Block, nest: Nest, vectors: _Vectors, parallel: bool) -> None:
     """Keep a tile of rows x vectors of accumulators in registers during the reduction."""
     (*outer, last), reduced = nest
-    columns, lanes, most = _extent(sch, last), vectors.lanes, vectors.tile
-    count = _extent(sch, outer[-1]) if outer else 0
-    count = min(count, ROWS) if count and (count < ROWS or count % ROWS == 0) else 1
+    columns, lanes, most = _size(sch, last), vectors.lanes, vectors.tile
+    count = _size(sch, outer[-1]) if outer else 0
+    if not isinstance(count, int) or not 0 < count < ROWS:
+        count = ROWS if outer and _multiple(count, ROWS) else 1
     steps = None
     if count == 1 and lanes >= MIN_LANES:
         (*outer, last), steps = _together(sch, block, [*outer, last])
         count = 1 if steps is None else _extent(sch, steps)
     if count != ROWS:
-        most = min(ALONE, (2 * ALONE if lanes == AVX512_LANES else ALONE) // count)
-    filled = (k * lanes for k in range(most, 0, -1) if columns % (k * lanes) == 0)
-    size = next(filled, 0) if columns and lanes >= MIN_LANES else 0
-    size = size or _lanes_of(columns, lanes)
+        sums = 2 * ALONE if lanes == AVX512_LANES else ALONE
+        most = min(ALONE, -(-sums // count))
+    filled = (k * lanes for k in range(most, 0, -1) if _multiple(columns, k * lanes))
+    size = next(filled, 0) if lanes >= MIN_LANES else 0
+    size = size or _lanes_of(_extent(sch, last), lanes)
     if not size:
         sch.reorder(*outer, *reduced, last)
         if parallel and outer:

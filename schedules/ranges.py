@@ -19,8 +19,8 @@ from tvm.sym import Analyzer
 from bnncc.schedules.expressions import of_kind
 from bnncc.topi_binary.definitions.blocks import int64
 
-Bounds = Mapping[int, tuple[int, int]]
-"""By index of a loop: first iteration and number of iterations."""
+Bounds = Mapping[int, tuple[Any, Any]]
+"""By index of a loop: first iteration and number of iterations, as int or int64 expressions."""
 
 SIZE = "bnncc_size"
 """Annotation of a loop over vectors: the index of its size in what is passed to `divided`."""
@@ -84,13 +84,17 @@ def blocks(func: tirx.PrimFunc) -> list[s_tir.SBlock]:
 
 
 def _cut(loops: Sequence[tirx.For], realize: s_tir.SBlockRealize, bounds: Bounds) -> tirx.Stmt:
-    first = {loops[i].loop_var: loops[i].loop_var + int64(bounds[i][0]) for i in bounds}
+    first = {loops[i].loop_var: loops[i].loop_var + _int64(bounds[i][0]) for i in bounds}
     values = [first.get(value, value) for value in realize.iter_values]
     made: tirx.Stmt = s_tir.SBlockRealize(values, realize.predicate, realize.block)
     for number, loop in reversed([*enumerate(loops)]):
-        extent = int64(bounds[number][1]) if number in bounds else loop.extent
+        extent = _int64(bounds[number][1]) if number in bounds else loop.extent
         made = tirx.For(loop.loop_var, loop.min, extent, loop.kind, made)
     return made
+
+
+def _int64(value: Any) -> Any:
+    return int64(value) if isinstance(value, int) else value
 
 
 def ends(func: tirx.PrimFunc, number: int, count: int) -> tirx.PrimFunc:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from tvm import relax, te
+from tvm import relax, te, topi
 
-from bnncc.codegen.views import along_last, same, shape_of, source_of
+from bnncc.codegen.ops import OPAQUE
+from bnncc.codegen.views import (
+    Index,
+    IndexFunction,
+    axis_of_last,
+    same,
+    shape_of,
+    source_of,
+)
 from bnncc.ir.graph import Graph, Node
 
 Expr = Any
@@ -25,8 +34,8 @@ def matmul(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) ->
     left, right = (shape_of(arg) for arg in args)
     (a, a_at), (b, b_at) = (source_of(arg, bb) for arg in args)
     many = not isinstance(left[-2], int) or left[-2] >= FEW_ROWS
-    if b is not args[1] and many and not along_last(b_at, right):
-        b, b_at = args[1], same
+    if b is not args[1] and many and axis_of_last(b_at, right) != len(b.ty.shape.values) - 1:
+        b, b_at = _columns_last(bb, b, b_at, right) or (args[1], same)
     if a is args[0] and b is args[1]:
         return None
 
@@ -45,3 +54,26 @@ def matmul(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) ->
     operands = [a] if a is b else [a, b]
     sizes = relax.ShapeExpr([*left, right[-1]])
     return bb.emit_te(compute, sizes, *operands, primfunc_name_hint="matmul")
+
+
+def _columns_last(
+    bb: relax.BlockBuilder, source: Expr, place: IndexFunction, shape: Sequence[Any]
+) -> tuple[Expr, IndexFunction] | None:
+    """Transpose what a view of `shape` reads, so that its last axis is contiguous.
+
+    Heads that share keys are transposed once. None if several axes depend on the last one.
+    """
+    axis = axis_of_last(place, shape)
+    if axis is None:
+        return None
+    order = [k for k in range(len(source.ty.shape.values)) if k != axis] + [axis]
+    moved = bb.emit_te(
+        topi.transpose, source, order,
+        primfunc_name_hint="transpose", primfunc_attrs={"op_pattern": OPAQUE},
+    )  # fmt: skip
+
+    def index(at: Index) -> Index:
+        found = place(at)
+        return [found[k] for k in order]
+
+    return moved, index

@@ -26,15 +26,20 @@ def same(at: Index) -> Index:
     return at
 
 
-def along_last(place: IndexFunction, shape: Sequence[Any]) -> bool:
-    """Return whether the last axis of a view of a shape is contiguous in its source."""
+def axis_of_last(place: IndexFunction, shape: Sequence[Any]) -> int | None:
+    """Return the axis of the source along which the last axis of a view of a shape runs.
+
+    None if it runs along several, or not in steps of one.
+    """
     at = [tirx.Var(f"i{k}", "int64") for k in range(len(shape))]
     known = Analyzer()
     for var, size in zip(at, shape, strict=True):
         known.bind(var, Range(0, size))
     moved = [known.simplify(index) for index in place(at)]
-    last = known.simplify(moved[-1] - at[-1])
-    return not any(depends(index, at[-1]) for index in [*moved[:-1], last])
+    axes = [k for k, index in enumerate(moved) if depends(index, at[-1])]
+    if len(axes) != 1 or depends(known.simplify(moved[axes[0]] - at[-1]), at[-1]):
+        return None
+    return axes[0]
 
 
 def source_of(expr: Expr, bb: relax.BlockBuilder) -> tuple[Expr, IndexFunction]:

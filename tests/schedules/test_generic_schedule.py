@@ -24,6 +24,13 @@ CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., relax.Expr]]] = {
     "matmul_odd": ([(2, 13, 33), (2, 33, 17)], op.matmul),
     "matmul_rest": ([(4, 97, 64), (4, 64, 213)], op.matmul),
     "matmul_rows": ([(3, 18, 197), (3, 197, 128)], op.matmul),
+    "matmul_five": ([(2, 5, 33), (2, 33, 80)], op.matmul),
+    "matmul_relu": ([(2, 20, 33), (2, 33, 50)], lambda a, b: op.nn.relu(op.matmul(a, b))),
+    "matmul_chain": (
+        [(20, 33), (33, 50), (50,), (20, 1)],
+        lambda a, b, c, d: op.tanh(op.multiply(op.add(op.matmul(a, b), c), d)),
+    ),
+    "max_chain": ([(8, 20, 33)], lambda a: op.divide(a, op.nn.relu(op.max(a, [0])))),
     "matmul_few": ([(6, 12), (12, 3)], op.matmul),
     "matmul_transposed": ([(9, 64), (50, 64)], lambda a, b: op.matmul(a, op.permute_dims(b))),
     "mean": ([(2, 64, 7, 7)], lambda a: op.mean(a, [2, 3])),
