@@ -44,7 +44,7 @@ def space(
     registers = target.vector_registers // (target.registers_per_vector(LANES) * sums)
     return with_threads(
         {
-            "columns": tile_sizes(flattened(spec).output_hw[1], registers),
+            "columns": tile_sizes(_width(flattened(spec), registers), registers),
             "vectors": range(1, min(blocks(spec.out_channels), most) + 1),
             "rows_outside": (0, 1),
         },
@@ -53,6 +53,31 @@ def space(
         multithreading.shared(spec, target, threads),
         lambda point: (point["columns"] + 1) * point["vectors"] <= max(3, registers - 2),
     )
+
+
+def any_rows(spec: Conv2d | FewBitConv2d) -> bool:
+    """Whether a flattened spec is of a dense layer that could not become an image of one row.
+
+    The number of its rows is symbolic. Definitions have the axes of images and columns exchanged.
+    """
+    return isinstance(spec, FewBitConv2d) and spec.rank == 2 and spec.form != "planes"
+
+
+def _segments(func: tirx.PrimFunc, spec: Conv2d | FewBitConv2d, point: Point) -> list[Segment]:
+    """Return the ranges of columns: whole tiles and single ones, if their number is symbolic."""
+    columns = point["columns"]
+    if not any_rows(spec):
+        return segments(spec, columns)
+    out = next(block for block in ranges.blocks(func) if block.name_hint == epilogue.BLOCKS[0])
+    count = out.iter_vars[2].dom.extent
+    whole = count // columns
+    cuts = [(0, columns, whole), (whole * columns, 1, count - whole * columns)]
+    return [Segment(*cut, (range(1),) * cut[1]) for cut in cuts[: 1 + (columns > 1)]]
+
+
+def _width(spec: Conv2d | FewBitConv2d, most: int) -> int:
+    """Return the number of columns, or `most` if it is symbolic."""
+    return most if any_rows(spec) else spec.output_hw[1]
 
 
 def ranged(
@@ -92,7 +117,7 @@ def ranged(
     func, order = nchw.held(func, spec, rows), _order(point)
     nests = [ranges.part(func, {name: {}}, before) for name in before]
     for group in groups(spec.out_channels, vectors, apart=apart):
-        parts = [rule(func, group, segment, rows) for segment in segments(spec, point["columns"])]
+        parts = [rule(func, group, segment, rows) for segment in _segments(func, spec, point)]
         parts += nchw.transposed(func, spec, group, order, order[:divided], rows)
         # Loops that threads share must be single loops; columns of two widths have separate loops.
         nests += parts if divided == 4 else [ranges.joined(parts, 1 if divided else 3)]
@@ -149,7 +174,7 @@ def tiles(
     merged = []
     for name in out:
         n, h, w, o = sch.get_loops(name)
-        tile, column = sch.split(w, [segment.tiles, segment.width])
+        tile, column = sch.split(w, [None, segment.width])
         outer, vector = sch.split(o, [group.count, None])
         outside = {"n": n, "h": h, "o": outer, "w": tile}
         if rows > 1:

@@ -93,6 +93,35 @@ def _cut(loops: Sequence[tirx.For], realize: s_tir.SBlockRealize, bounds: Bounds
     return made
 
 
+def exchanged(func: tirx.PrimFunc, axes: Mapping[str, tuple[int, int]]) -> tirx.PrimFunc:
+    """Return a definition in which two axes of blocks, and the loops over them, have changed places.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+        Loop nests around one block each, with one loop for each axis.
+    axes : mapping of str to (int, int)
+        By name of a block; others stay as they are.
+    """
+    root, done = func.body.block, []
+    for stmt in statements(root.body):
+        loops, realize = _opened(stmt)
+        if not loops or realize.block.name_hint not in axes:
+            done.append(stmt)
+            continue
+        order = list(range(len(loops)))
+        a, b = axes[realize.block.name_hint]
+        order[a], order[b] = b, a
+        values, iters = realize.iter_values, realize.block.iter_vars
+        block = changed_block(realize.block, iter_vars=[iters[i] for i in order])
+        made: tirx.Stmt = s_tir.SBlockRealize([values[i] for i in order], realize.predicate, block)
+        for i in reversed(order):
+            loop = loops[i]
+            made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, made)
+        done.append(made)
+    return func.with_body(rooted(func, _sequence(done), root.alloc_buffers))
+
+
 def _int64(value: Any) -> Any:
     return int64(value) if isinstance(value, int) else value
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tvm.tirx.script import builder as T
 
@@ -26,17 +26,17 @@ Windowed = BinaryConv2d | Conv2d | Pool2d | BitwiseMaxPool | FewBitConv2d
 class Segment(NamedTuple):
     """Consecutive tiles with equal width and equal taps."""
 
-    start: int
+    start: Any
     """First output column."""
     width: int
     """Columns per tile."""
-    tiles: int
-    """Number of tiles."""
+    tiles: Any
+    """`start`, `tiles`: int, or expressions if the number of columns is symbolic; how many tiles."""
     taps: tuple[range, ...]
     """For each column of a tile, the taps of a kernel row that are inside the image."""
 
     @property
-    def columns(self) -> tuple[int, int]:
+    def columns(self) -> tuple[Any, Any]:
         """The first column, and the number of columns."""
         return self.start, self.width * self.tiles
 

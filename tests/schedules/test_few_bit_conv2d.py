@@ -31,9 +31,11 @@ DENSE = FewBitConv2d(5, 1, 1, 75, 37, (1, 1), rank=2, data_bits=3, weight_bits=2
 PACKED = replace(DENSE, channels=64, data_bits=8, method="packed", steps=(Step("store"),))
 
 
-def _check(spec: FewBitConv2d, target: str, outside: float = 0, threads: int = 1) -> None:
+def _check(
+    spec: FewBitConv2d, target: str, outside: float = 0, threads: int = 1, batch: int = 3
+) -> None:
     assert from_json(to_json(spec)) == spec
-    batch = spec.n if isinstance(spec.n, int) else 3
+    batch = spec.n if isinstance(spec.n, int) else batch
     arrays = inputs(spec, 1, batch, outside)
     want = reference.few_bit_conv2d(spec, arrays)
     got = run_kernel(spec, arrays, target, batch, threads)
@@ -168,6 +170,24 @@ def test_threads(method: str) -> None:
 @pytest.mark.parametrize("method", [m for m in few_bit_data.METHODS if m != "packed"])
 def test_dense_layers(method: str) -> None:
     _check(replace(DENSE, method=method, starts=True), NATIVE, 1)
+
+
+@pytest.mark.parametrize("target", [*TARGETS, *EMULATED[1:], NATIVE])
+@pytest.mark.parametrize("method", few_bit_data.METHODS)
+def test_dense_layers_of_any_number_of_rows(method: str, target: str) -> None:
+    """Rows run in tiles, and those of a rest alone."""
+    base = PACKED if method == "packed" else DENSE
+    spec = replace(base, n="n", out_channels=90, method=method, starts=True)
+    for rows in (1, 2, 5, 16, 23):
+        _check(spec, target, 0 if method == "packed" else 1, batch=rows)
+
+
+@pytest.mark.parametrize("method", ["packed", "bytes"])
+def test_threads_share_any_number_of_rows(method: str) -> None:
+    base = PACKED if method == "packed" else DENSE
+    spec = replace(base, n="n", channels=4096, out_channels=2000, method=method)
+    for rows in (1, 4, 11):
+        _check(spec, NATIVE, threads=2, batch=rows)
 
 
 @pytest.mark.slow  # in networks, `test_few_bit_networks` has every pair
