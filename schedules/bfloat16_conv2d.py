@@ -54,7 +54,8 @@ def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default tile of `spec`, from the registers and caches of `target`."""
     flat, blocks = flattened(spec), layout.blocks(spec.out_channels)
     registers = target.vector_registers // target.registers_per_vector(LANES)
-    budget, width = max(1, min(MAX_TILE, registers - 4)), flat.output_hw[1]
+    budget = max(1, min(MAX_TILE, registers - 4))
+    width = channel_tiles.width_of(flat, min(budget, channel_tiles.MOST_ROWS))
     vectors = min(2 if budget >= 8 else 1, blocks)
     if width < budget // 2:
         vectors = max(1, min(budget // width, MAX_VECTORS, blocks))

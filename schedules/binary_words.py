@@ -115,7 +115,7 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
         return binary_neon.space(spec, target, threads)
     if target.scalar:
         return no_choice(spec, target, threads)
-    _, _, width = image(spec)
+    width = MAX_TILE if channel_tiles.any_rows(spec) else image(spec)[2]
     full = max(1, spec.out_channels // layout.LANES)
     threed = _counts_threes(spec, target)
     words = layout.words(spec.channels_per_group)
@@ -192,6 +192,16 @@ def _ordinary(
 ) -> tirx.PrimFunc:
     """Schedule the kernel for data without exact zeros."""
     parts, (order, divided) = _tables(func), _loops(point)
+    if channel_tiles.any_rows(flat):
+        func = channel_tiles.rows_as_columns(func, TABLES)
+        single = _tile(flat, target, *_budgets(flat, target), 1)[1]
+        for segment in channel_tiles.row_segments(func, point["columns"]):
+            vectors = point["vectors"] if segment.width > 1 else max(single, point["vectors"])
+            parts += [
+                _tiles(func, flat, target, group, segment, point)
+                for group in groups(flat.out_channels, vectors, apart=True)
+            ]
+        return ranges.joined(parts, 0)
     if point["carry_save"] and order[0] == "o":
         parts.append(_xors(func, divided))
     rows = _rows(flat, target, point)
@@ -255,7 +265,7 @@ def _tiles(
     sch = s_tir.Schedule(ranges.part(func, cut, (*SHARED, *["xors"] * before)))
     # 2 tile
     n, h, w, o = sch.get_loops(out)
-    tile, column = sch.split(w, [segment.tiles, segment.width])
+    tile, column = sch.split(w, [None, segment.width])
     outer, vector = sch.split(o, [group.count, vectors])
     if (rows := _rows(spec, target, point)) > 1:
         h, row = sch.split(h, [None, rows])
@@ -364,13 +374,9 @@ def _divided(spec: BinaryConv2d, target: TargetSpec, threads: int) -> str:
 
 def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     """Return the default point for one thread, from the registers and caches of `target`."""
-    budget = accumulators(target)
-    words = layout.words(spec.channels_per_group)
-    carry_save = words > 1 and _counts_threes(spec, target)  # one word does not repay the XORs
-    floats = any(step.op != "threshold" for step in spec.steps)
-    if carry_save and floats and words < LONG_REDUCTION:
-        budget = min(budget, FLOAT_TILE)
-    columns, vectors = _tile(spec, target, budget, CARRY_SAVE_TILE if carry_save else budget)
+    carry_save = _pays_carry_save(spec, target)
+    width = channel_tiles.MOST_ROWS if channel_tiles.any_rows(spec) else image(spec)[2]
+    columns, vectors = _tile(spec, target, *_budgets(spec, target), width)
     weight_bytes = _weight_bytes(spec)
     unrolled = spec.kernel[1] * columns * vectors <= MAX_UNROLLED
     return {
@@ -383,17 +389,38 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     }
 
 
-def _tile(spec: BinaryConv2d, target: TargetSpec, budget: int, several: int) -> tuple[int, int]:
-    """Return columns and vectors per tile, for up to `budget` accumulators.
+def _pays_carry_save(spec: BinaryConv2d, target: TargetSpec) -> bool:
+    """Whether three taps are counted at once; one word does not repay the XORs."""
+    return layout.words(spec.channels_per_group) > 1 and _counts_threes(spec, target)
+
+
+def _budgets(spec: BinaryConv2d, target: TargetSpec) -> tuple[int, int]:
+    """Return the maximum numbers of accumulators in tiles of one vector and of several."""
+    budget = accumulators(target)
+    if not _pays_carry_save(spec, target):
+        return budget, budget
+    floats = any(step.op != "threshold" for step in spec.steps)
+    if floats and layout.words(spec.channels_per_group) < LONG_REDUCTION:
+        budget = min(budget, FLOAT_TILE)
+    return budget, CARRY_SAVE_TILE
+
+
+def _tile(
+    spec: BinaryConv2d, target: TargetSpec, budget: int, several: int, width: int
+) -> tuple[int, int]:
+    """Return columns and vectors per tile of an image of a width, for up to `budget` accumulators.
 
     The budget is `several` if a tile has several vectors.
     """
-    _, height, width = image(spec)
+    height = image(spec)[1]
     full = spec.out_channels // layout.LANES
     weight_bytes = _weight_bytes(spec)
     if height == width == 1 and weight_bytes >= target.l2_bytes // 4 and target.vector_bits > 128:
         return 1, 1  # weights are read once, from memory: as one stream they are prefetched
     if target.popcount == "vector":
+        if channel_tiles.any_rows(spec) and width > 1:
+            # A larger tile would not be on the stack, but in memory that other loops use too.
+            return width, max(1, min(POINTWISE_TILE[1], full))
         if spec.rank == 2 and width > 1 and full >= DENSE_TILE[1]:
             return shares(width, DENSE_TILE[0])[0], DENSE_TILE[1]
         pointwise = spec.kernel == (1, 1) and _steps(spec) <= FEW_WORDS

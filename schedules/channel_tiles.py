@@ -21,7 +21,7 @@ from bnncc.schedules.templates.window import Segment, segments
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES, blocks
-from bnncc.topi_binary.spec import Conv2d, FewBitConv2d
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d
 
 _REDUCED = 2
 """Kind of a reduction axis of a block."""
@@ -31,6 +31,10 @@ _TAPS = "bnncc.taps"
 
 _LANES = "bnncc.lanes"
 """Annotation of loops over lanes."""
+
+
+MOST_ROWS = 4
+"""Rows in a tile if their number is symbolic: those of a rest run one by one."""
 
 
 def space(
@@ -44,7 +48,7 @@ def space(
     registers = target.vector_registers // (target.registers_per_vector(LANES) * sums)
     return with_threads(
         {
-            "columns": tile_sizes(_width(flattened(spec), registers), registers),
+            "columns": tile_sizes(width_of(flattened(spec), registers), registers),
             "vectors": range(1, min(blocks(spec.out_channels), most) + 1),
             "rows_outside": (0, 1),
         },
@@ -55,37 +59,47 @@ def space(
     )
 
 
-def any_rows(spec: Conv2d | FewBitConv2d) -> bool:
-    """Whether a flattened spec is of a dense layer that could not become an image of one row.
+def any_rows(spec: BinaryConv2d | Conv2d | FewBitConv2d) -> bool:
+    """Whether a flattened spec is of a dense layer whose number of rows is symbolic.
 
-    The number of its rows is symbolic. Definitions have the axes of images and columns exchanged.
+    It has not become an image of one row; `rows_as_columns` has its rows tiled nevertheless.
     """
-    return isinstance(spec, FewBitConv2d) and spec.rank == 2 and spec.form != "planes"
+    return spec.rank == 2 and not isinstance(spec.n, int)
 
 
-def _segments(func: tirx.PrimFunc, spec: Conv2d | FewBitConv2d, point: Point) -> list[Segment]:
-    """Return the ranges of columns: whole tiles and single ones, if their number is symbolic."""
-    columns = point["columns"]
-    if not any_rows(spec):
-        return segments(spec, columns)
-    out = next(block for block in ranges.blocks(func) if block.name_hint == epilogue.BLOCKS[0])
-    count = out.iter_vars[2].dom.extent
-    whole = count // columns
-    cuts = [(0, columns, whole), (whole * columns, 1, count - whole * columns)]
-    return [Segment(*cut, (range(1),) * cut[1]) for cut in cuts[: 1 + (columns > 1)]]
+def rows_as_columns(func: tirx.PrimFunc, before: Sequence[str]) -> tirx.PrimFunc:
+    """Exchange the axes of images and of columns, but for blocks that run before all tiles."""
+    axes = {}
+    for block in ranges.blocks(func):
+        spatial = [axis.iter_type for axis in block.iter_vars].count(0)
+        if block.name_hint not in before:
+            axes[block.name_hint] = (spatial - 4, spatial - 2)
+    return ranges.exchanged(func, axes)
 
 
-def _width(spec: Conv2d | FewBitConv2d, most: int) -> int:
-    """Return the number of columns, or `most` if it is symbolic."""
+def row_segments(func: tirx.PrimFunc, columns: int) -> list[Segment]:
+    """Return the ranges of rows: whole tiles, and those of a rest one by one."""
+    out = next(block for block in ranges.blocks(func) if block.name_hint in epilogue.BLOCKS)
+    count, tap = out.iter_vars[2].dom.extent, (range(1),)
+    if columns == 1:
+        return [Segment(0, 1, count, tap)]
+    whole, done = count // columns, count // columns * columns
+    return [Segment(0, columns, whole, tap * columns), Segment(done, 1, count - done, tap)]
+
+
+def width_of(spec: BinaryConv2d | Conv2d | FewBitConv2d, most: int) -> int:
+    """Return the number of columns of a flattened spec, or `most` if rows take their place."""
     return most if any_rows(spec) else spec.output_hw[1]
 
 
 def ranged(
     func: tirx.PrimFunc, spec: Conv2d | FewBitConv2d, target: TargetSpec, point: Point,
     rule: Callable[..., tirx.PrimFunc], vectors: int, divided: int, apart: bool = False,
-    before: Sequence[str] = (),
+    before: Sequence[str] = (), single: int = 0,
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule a convolution: channel tiles, and in each of them ranges of columns.
+
+    If the number of rows of a dense layer is symbolic, they take the place of columns.
 
     Parameters
     ----------
@@ -108,6 +122,8 @@ def ranged(
         Whether channels that do not fill a vector form a tile of their own.
     before : sequence of str, optional
         Blocks that run before all tiles, on one thread.
+    single : int, optional
+        Channel vectors per tile of a single row, if their number is symbolic.
 
     Returns
     -------
@@ -116,8 +132,17 @@ def ranged(
     rows = 1 if divided else nchw.rows_of(spec, target, vectors)
     func, order = nchw.held(func, spec, rows), _order(point)
     nests = [ranges.part(func, {name: {}}, before) for name in before]
+    if any_rows(spec):
+        func = rows_as_columns(func, before)
+        for segment in row_segments(func, point["columns"]):
+            wide = vectors if segment.width > 1 else max(single, vectors)
+            nests += [
+                rule(func, group, segment, rows)
+                for group in groups(spec.out_channels, wide, apart=apart)
+            ]
+        return multithreading.one_region(ranges.joined(nests, 0))
     for group in groups(spec.out_channels, vectors, apart=apart):
-        parts = [rule(func, group, segment, rows) for segment in _segments(func, spec, point)]
+        parts = [rule(func, group, segment, rows) for segment in segments(spec, point["columns"])]
         parts += nchw.transposed(func, spec, group, order, order[:divided], rows)
         # Loops that threads share must be single loops; columns of two widths have separate loops.
         nests += parts if divided == 4 else [ranges.joined(parts, 1 if divided else 3)]

@@ -80,24 +80,15 @@ def apply(
     if tile_choice.pays(spec, target):
         return byte_products.apply(func, spec, target, point)
     flat, vectors = flattened(spec), min(point["vectors"], layout.blocks(spec.out_channels))
-    if channel_tiles.any_rows(flat):
-        func = _rows_as_columns(func)
     per_group = flat.out_channels // flat.groups // LANES
     while flat.groups > 1 and per_group and per_group % vectors:
         vectors -= 1
     divided, rule = 3 * point.get("divide", 0), partial(_tiles, flat, target, point)
     before = (LEVELS,) if spec.method == "packed" else ()
-    return channel_tiles.ranged(func, flat, target, point, rule, vectors, divided, before=before)
-
-
-def _rows_as_columns(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Exchange the axes of images and of columns, so that rows of the data are tiled."""
-    axes = {}
-    for block in ranges.blocks(func):
-        spatial = [axis.iter_type for axis in block.iter_vars].count(0)
-        if block.name_hint != LEVELS:
-            axes[block.name_hint] = (spatial - 4, spatial - 2)
-    return ranges.exchanged(func, axes)
+    single = min(_budget(spec, target), MAX_VECTORS, layout.blocks(spec.out_channels))
+    return channel_tiles.ranged(
+        func, flat, target, point, rule, vectors, divided, before=before, single=single
+    )
 
 
 def _tiles(
@@ -163,22 +154,26 @@ def instructions(target: TargetSpec) -> dict[str, TensorPair]:
     }
 
 
-def choose(spec: FewBitConv2d, target: TargetSpec) -> dict[str, int]:
-    """Return the default tile of `spec`, from the registers and caches of `target`."""
-    flat = flattened(spec)
+def _budget(spec: FewBitConv2d, target: TargetSpec) -> int:
+    """Return the maximum number of accumulators in a tile."""
     per_vector, sums = target.registers_per_vector(LANES), few_bit_data.sums_of_word(spec)
     spare, most = 2 * per_vector + 2, MAX_TILE
     if spec.method == "packed":  # with 128 bits, decoded codes need as many registers as words
         spare, most = per_vector * (4 if target.vector_bits == 128 else 2), CODE_SUMS // sums
     if spec.form == "planes":
         most = PLANE_TILES.get(few_bit_data.group_words(spec), PLANE_TILE)
-    budget = max(1, min(most, (target.vector_registers - spare) // per_vector // sums))
-    blocks = layout.blocks(spec.out_channels)
-    # A single row of a rest uses as many vectors.
-    width = max(1, budget // min(MAX_VECTORS, blocks)) if channel_tiles.any_rows(flat) else flat.output_hw[1]
+    return max(1, min(most, (target.vector_registers - spare) // per_vector // sums))
+
+
+def choose(spec: FewBitConv2d, target: TargetSpec) -> dict[str, int]:
+    """Return the default tile of `spec`, from the registers and caches of `target`."""
+    flat, budget = flattened(spec), _budget(spec, target)
+    width = channel_tiles.width_of(flat, min(budget, channel_tiles.MOST_ROWS))
     count = -(-width // budget)
     columns = -(-width // count)
-    if spec.method == "packed" and per_vector == 1 and columns > budget // 2 and blocks > 1:
+    blocks = layout.blocks(spec.out_channels)
+    one = target.registers_per_vector(LANES) == 1
+    if spec.method == "packed" and one and columns > budget // 2 and blocks > 1:
         columns = budget // 2  # as many loads as products, otherwise
     vectors = max(1, min(budget // columns, MAX_VECTORS, blocks))
     (size,), _ = few_bit_data.constants(spec)[0]

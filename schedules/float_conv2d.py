@@ -21,6 +21,7 @@ from bnncc.schedules import (
     nchw,
     tile_choice,
 )
+from bnncc.schedules.float_layers import single_vectors
 from bnncc.schedules.ranges import Bounds
 from bnncc.schedules.space import Point
 from bnncc.schedules.templates.channel_tiles import Group
@@ -63,8 +64,9 @@ def direct(
         divided = 4 if long and not multithreading.balanced(blocks, threads) else 3
     rule = partial(_tiles, flat, target, point, divided)
     return channel_tiles.ranged(
-        func, flat, target, point, rule, vectors, divided, apart=not flat.shared
-    )
+        func, flat, target, point, rule, vectors, divided, apart=not flat.shared,
+        single=single_vectors(spec, target),
+    )  # fmt: skip
 
 
 def _tiles(

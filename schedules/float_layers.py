@@ -180,8 +180,8 @@ def _one_thread(spec: Conv2d, target: TargetSpec) -> Space:
             held,
         )
     depth = spec.channels_per_group
-    width = flattened(spec.unpooled).output_hw[1]
-    gathered = not spec.shared
+    flat, gathered = flattened(spec.unpooled), not spec.shared
+    width = channel_tiles.width_of(flat, MAX_COLUMNS)
 
     def fits(point: Point) -> bool:
         body = point["columns"] * point["vectors"] * point["unroll"]
@@ -255,8 +255,11 @@ def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
         if spec.groups == spec.channels:
             return _tile(min(7, budget), 1)
         return _tile(2, 1, kw_inside=2 * spec.kernel[1] <= MAX_GATHERED)
-    if width < budget // 2:
-        vectors = max(1, min(budget // width, DENSE_VECTORS, layout.blocks(spec.out_channels)))
+    if channel_tiles.any_rows(flat):
+        rows = min(budget, channel_tiles.MOST_ROWS)
+        vectors = max(1, min(budget // rows, layout.blocks(spec.out_channels)))
+    elif width < budget // 2:
+        vectors = single_vectors(spec, target, width)
     columns = 1 if target.scalar else max(1, budget // vectors)
     # The weights of one tile should stay in the L1 cache during the loop over rows.
     data_bytes = spec.channels * spec.height * spec.width * 4
@@ -269,6 +272,12 @@ def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
         kw_inside=per_vector == 1 and spec.kernel[1] * columns * vectors <= MAX_UNROLLED,
         rows_outside=weight_bytes < min(data_bytes, target.l2_bytes // 2),
     )
+
+
+def single_vectors(spec: Conv2d, target: TargetSpec, columns: int = 1) -> int:
+    """Return the number of channel vectors in a tile of a few columns, such as a single row."""
+    blocks = layout.blocks(spec.out_channels)
+    return max(1, min(_budget(target) // columns, DENSE_VECTORS, blocks))
 
 
 def _tile(

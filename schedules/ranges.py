@@ -94,7 +94,7 @@ def _cut(loops: Sequence[tirx.For], realize: s_tir.SBlockRealize, bounds: Bounds
 
 
 def exchanged(func: tirx.PrimFunc, axes: Mapping[str, tuple[int, int]]) -> tirx.PrimFunc:
-    """Return a definition in which two axes of blocks, and the loops over them, have changed places.
+    """Return a definition in which two axes of blocks, and their loops, have changed places.
 
     Parameters
     ----------

@@ -116,13 +116,14 @@ def batches(draw: Any, size: int = 20) -> list[BinaryConv2d]:
     return list(dict.fromkeys(drawn))
 
 
-def make_inputs(spec: BinaryConv2d, rng: np.random.Generator) -> list[np.ndarray]:
+def make_inputs(spec: BinaryConv2d, rng: np.random.Generator, batch: int = 0) -> list[np.ndarray]:
     """Return inputs; thresholds lie exactly on accumulators that occur.
 
-    Scales and other floats are small multiples of 1/4, also negative and 0, so that float32 results
-    do not depend on whether the machine rounds a product before it is added.
+    A symbolic batch is `batch`, or 1 to 3. Scales and other floats are small multiples of 1/4, also
+    negative and 0, so that float32 results do not depend on whether the machine rounds a product
+    before it is added.
     """
-    n = spec.n if isinstance(spec.n, int) else int(rng.integers(1, 4))
+    n = spec.n if isinstance(spec.n, int) else batch or int(rng.integers(1, 4))
     depth = spec.channels // spec.groups
     shape = (n, spec.height, spec.width, spec.groups, depth)
     bits, zeros = rng.random(shape) < 0.5, np.zeros(shape, bool)

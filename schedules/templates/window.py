@@ -31,7 +31,7 @@ class Segment(NamedTuple):
     width: int
     """Columns per tile."""
     tiles: Any
-    """`start`, `tiles`: int, or expressions if the number of columns is symbolic; how many tiles."""
+    """Number of tiles: an int, or like `start` an expression if the columns are symbolic."""
     taps: tuple[range, ...]
     """For each column of a tile, the taps of a kernel row that are inside the image."""
 

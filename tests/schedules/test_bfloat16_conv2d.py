@@ -114,7 +114,7 @@ def layers(draw: st.DrawFn) -> Conv2d:
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(spec=layers(), threads=st.sampled_from([1, 2]))
 def test_layers(target: str, spec: Conv2d, threads: int) -> None:
-    agree(made(spec, target), target, batch=3, threads=threads)
+    agree(made(spec, target), target, batch=7, threads=threads)
 
 
 TILED = [

@@ -154,6 +154,21 @@ def test_threads_share_any_number_of_images(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", [*TARGETS, *TILES])
+@pytest.mark.parametrize("ternary", [False, True])
+def test_dense_layers_of_any_number_of_rows(ternary: bool, target: str) -> None:
+    """Rows run in tiles, and those of a rest alone."""
+    steps = (Step("affine"), Step("store"), Step("bits"))
+    spec = BinaryConv2d("n", 1, 1, 130, 100, (1, 1), rank=2, ternary=ternary, steps=steps)
+    wide = dataclasses.replace(spec, channels=1024, out_channels=1040, steps=THRESHOLD)
+    specs = [for_target(one, target) for one in (spec, wide)]
+    for threads in (1, 2):
+        library = build(specs, target, threads)
+        for number, one in enumerate(specs):
+            for rows in (1, 2, 5, 8, 19):
+                check(library, number, one, make_inputs(one, seed(one), rows))
+
+
+@pytest.mark.parametrize("target", [*TARGETS, *TILES])
 @pytest.mark.parametrize("channels", [29, 100])
 def test_a_border_of_partial_words_is_compiled_in_seconds(target: str, channels: int) -> None:
     spec = BinaryConv2d(

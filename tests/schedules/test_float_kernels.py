@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -156,9 +157,11 @@ def elementwises(draw: st.DrawFn) -> Elementwise:
     )
 
 
-def _check(spec: Conv2d | Pool2d | Elementwise, target: str, seed: int, threads: int = 1) -> None:
+def _check(
+    spec: Conv2d | Pool2d | Elementwise, target: str, seed: int, threads: int = 1, batch: int = 2
+) -> None:
     rng = np.random.default_rng(seed)
-    batch = spec.n if isinstance(spec.n, int) else 2
+    batch = spec.n if isinstance(spec.n, int) else batch
     inputs = small_integers(spec, rng, batch)
     if isinstance(spec, Elementwise) and spec.from_bits:
         for i in range(1 + spec.ternary):
@@ -250,6 +253,19 @@ def test_threads_change_nothing(spec: Conv2d | Pool2d | Elementwise) -> None:
     one = run_kernel(spec, inputs, HERE[-1], 2, threads=1)
     assert "parallel" in str(schedules.schedule(define(spec), catalog.resolve(HERE[-1]), 2))
     same(run_kernel(spec, inputs, HERE[-1], 2, threads=2), one)
+
+
+@pytest.mark.parametrize("target", FLOAT_TARGETS)
+@pytest.mark.parametrize("out_channels", [5, 90])
+def test_dense_layers_of_any_number_of_rows(out_channels: int, target: str) -> None:
+    """Rows run in tiles, and those of a rest alone."""
+    steps = (Step("affine"), Step("relu"), Step("store"))
+    spec = Conv2d("n", 1, 1, 37, out_channels, (1, 1), rank=2, steps=steps)
+    for rows in (1, 2, 5, 8, 19):
+        _check(spec, target, rows, batch=rows)
+    wide = replace(spec, channels=512, out_channels=1000)
+    for rows in (1, 7) if target == HERE[-1] else ():
+        _check(wide, target, rows, threads=2, batch=rows)
 
 
 @pytest.mark.parametrize("columns", [3, 7])
