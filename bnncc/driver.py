@@ -272,6 +272,8 @@ def compile_model(
     judge = Judge(network.module, network.checks, artifact)
     with trace.timed("self-check", "run it on known inputs"):
         agreed = confirmed(artifact, checks, judge, options.threads)
+        for check in network.checks.larger:
+            confirmed(artifact, [check], judge, options.threads)
     return artifact if agreed == checks else packed(agreed)
 
 

@@ -22,7 +22,7 @@ from bnncc.errors import ArtifactError, InputError
 from bnncc.files import npz_bytes, read_npz
 from bnncc.ir.datatypes import datatype
 from bnncc.ir.demands import NO_LIMITS, Limits
-from bnncc.ir.dims import at_one
+from bnncc.ir.dims import at_one, evaluated
 from bnncc.ir.halves import COARSE, is_float
 from bnncc.runtime.compare import RELATIVE, agree, gap, largest
 
@@ -146,25 +146,28 @@ class Stored:
 
 
 def draw(
-    infos: Sequence[TensorInfo], sources: Sequence[Source], style: str, seed: int
-) -> dict[str, Array]:
+    infos: Sequence[TensorInfo], sources: Sequence[Source], style: str, seed: int,
+    sizes: Mapping[str, int] | None = None,
+) -> dict[str, Array]:  # fmt: skip
     """Make the inputs of a check.
 
     Parameters
     ----------
     infos : sequence of TensorInfo
-        Of the inputs; symbolic dimensions are 1.
+        Of the inputs.
     sources : sequence of Source
         One for each.
     style : str
         One of `STYLES`.
     seed : int
         Same seed, same arrays.
+    sizes : mapping of str to int, optional
+        Of symbolic dimensions; 1 where not given.
     """
     made = {}
     for number, (info, source) in enumerate(zip(infos, sources, strict=True)):
         raw = _Raw(np.random.SeedSequence((seed, number)))
-        shape = at_one(info.shape)
+        shape = tuple(evaluated(d, lambda s: (sizes or {}).get(s, 1)) for d in info.shape)
         count = int(np.prod(shape, dtype=np.int64))
         made[info.name] = _values(raw, info, source, style, count).reshape(shape)
     return made

@@ -7,12 +7,15 @@ evaluating the graph; the estimate is the same on every machine.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from bnncc.errors import BnnccError
+from bnncc.ir.dims import symbols_of
 from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph
 from bnncc.ir.halves import is_float
@@ -21,7 +24,7 @@ from bnncc.ir.region import Box, Region, region, slices, whole
 from bnncc.ir.ties import TIE, rounded_otherwise, tied
 from bnncc.runtime.compare import RELATIVE, apart, largest
 from bnncc.runtime.manifest import infos
-from bnncc.runtime.selfcheck import LEAST_BYTES, SHARE, Check, Source, draw, pack
+from bnncc.runtime.selfcheck import LEAST_BYTES, SHARE, STYLES, Check, Source, draw, pack
 from bnncc.verification.inputs import finite, sources
 
 _MOST_CHECKS, _MOST_OF_LITTLE, _LITTLE = 4, 24, 64
@@ -40,6 +43,10 @@ _MOST_SURE, _OTHERS, _ROOM, _COARSEST = 0.5, 3, 4.0, 0.1
 """If fewer of an output's values are sure than `_MOST_SURE`, it is evaluated with `_OTHERS` other
 roundings. Floats may then be off by `_ROOM` times what these change, unless that is more than
 `_COARSEST` of the largest value."""
+
+_SIZES = (7, 19, 23), (3, 5, 7), (2, 3, 4)
+"""Sizes of the first symbolic dimensions, and again of those after them: none is a multiple of a
+tile. The largest are taken that can be evaluated in `_SECONDS`."""
 
 _PRODUCTS_A_SECOND = 1e10
 _ELEMENTS_A_SECOND = 4e8
@@ -92,6 +99,28 @@ class SelfCheck:
         count = int(min(most, max(1.0, _SECONDS / max(cost(self._graph), 1e-9))))
         made = [self.check(number) for number in range(len(self._parts) or count)]
         return [check for check in made if finite(check.outputs)] or made[:1]
+
+    @functools.cached_property
+    def larger(self) -> list[Check]:
+        """A check in which symbolic dimensions are not 1, as they are in `checks`.
+
+        It is for the compiling machine, and not stored. There is none if no dimension is symbolic,
+        or if these sizes take too long or do not fit the graph.
+        """
+        found = {s: None for info in self.infos for dim in info.shape for s in symbols_of(dim)}
+        for sizes in _SIZES if found else ():
+            chosen = dict(zip(found, itertools.cycle(sizes), strict=False))
+            chosen = {s: min(n, self._graph.bounds.get(s, n)) for s, n in chosen.items()}
+            if cost(self._graph) * math.prod(chosen.values()) > _SECONDS:
+                continue
+            feeds = draw(self.infos, self.sources, STYLES[0], self._seed, chosen)
+            try:
+                outputs = evaluate(self._graph, feeds)
+            except (BnnccError, ValueError):  # sizes that do not go together
+                return []
+            made = Check(feeds, outputs, coarse=self.coarse)
+            return [made] if finite(outputs) else []
+        return []
 
     def _tells_much(self) -> bool:
         """Whether outputs hold more than a few integers, such as a class number."""

@@ -10,12 +10,14 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+import bnncc
 from benchmarks.transformer_networks import Shape, bitnet
 from bnncc.driver import compile_model, lowered
 from bnncc.errors import VerificationError
 from bnncc.frontend.onnx import load
 from bnncc.ir.ties import rounded_otherwise
 from bnncc.options import CompileOptions
+from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.compare import agree
 from bnncc.verification import checks, confirm
 from tests.runtime.test_selfcheck import Wrong, compiled, parsed
@@ -116,3 +118,38 @@ def test_integers_are_such_that_outputs_are_finite() -> None:
     assert len(made) == 4
     assert all(np.isfinite(check.outputs["y"]).all() for check in made[:3])
     assert {*made[0].inputs["mask"].flat} == {0, 1}
+
+
+def test_symbolic_dimensions_are_also_checked_at_other_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = checks.SelfCheck(load(parsed(
+        "(float[N, 5, T] x, float[T, N] y) => (float[N, 5, N] z) { z = MatMul(x, y) }"
+    )), 0).larger  # fmt: skip
+    assert [{name: x.shape for name, x in one.inputs.items()} for one in made] == [
+        {"x": (7, 5, 19), "y": (19, 7)}
+    ]
+    bounded = load(parsed("(float[N] x) => (float[N] y) { y = Neg(x) }"), max_dims={"N": 4})
+    (one,) = checks.SelfCheck(bounded, 0).larger
+    assert one.inputs["x"].shape == (4,)
+    fixed = load(parsed("(float[3] x) => (float[3] y) { y = Neg(x) }"))
+    assert checks.SelfCheck(fixed, 0).larger == []
+    monkeypatch.setattr(checks, "_SECONDS", 0.0)
+    assert checks.SelfCheck(bounded, 0).larger == []
+
+
+def test_what_is_wrong_for_other_sizes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Artifacts are compared with the model at sizes at which loops have a rest, too."""
+    run = Artifact.run
+
+    def changed(self: Artifact, inputs: Any, **options: Any) -> Any:
+        made = run(self, inputs, **options)
+        for value in made.values():
+            value[6:] = 0
+        return made
+
+    model = parsed("(float[N, 4] x) => (float[N, 4] y) { y = Exp(x) }")
+    bnncc.compile(model, target="native")
+    monkeypatch.setattr(Artifact, "run", changed)
+    with pytest.raises(VerificationError, match="4 of 28 values of `y` are wrong"):
+        bnncc.compile(model, target="native")
