@@ -17,6 +17,7 @@ from bnncc.options import (
     CHOICES,
     OPTIMIZE_FOR,
     CompileOptions,
+    parse_dim,
     parse_in_place,
     parse_input_shape,
     parse_input_uint8,
@@ -401,6 +402,17 @@ def params_option(parser: Any) -> None:
         "parameters of an MXNet network, by default NAME-0000.params beside NAME-symbol.json",
         "FILE",
         path,
+    )
+
+
+def dims_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--dim``."""
+    add_repeatable(
+        parser,
+        "--dim",
+        "size of a symbolic dimension, such as a number of tokens (default: 1)",
+        "NAME=SIZE",
+        option(parse_dim),
     )
 
 

@@ -121,23 +121,26 @@ def bench(args: Namespace, console: Console) -> int:
     if args.bundle is not None:
         if args.trace is not None:
             raise UsageError("--trace needs times, and --bundle measures none here")
-        if args.batch is not None:
-            raise UsageError("--batch and --bundle cannot be combined")
+        for name in ("batch", "dim"):
+            if getattr(args, name):
+                raise UsageError(f"--{name} and --bundle cannot be combined")
         return bundle_commands.write_bench(args, console)
     _runtime_only(args)
     from bnncc.files import STDOUT, write_atomic
     from bnncc.runtime import runner
 
-    if args.batch is not None and args.results is not None:
-        raise UsageError("--batch and --import cannot be combined")
+    for name in ("batch", "dim") if args.results is not None else ():
+        if getattr(args, name):
+            raise UsageError(f"--{name} and --import cannot be combined")
     check_outputs(args, trace=args.trace, **{"printed times": STDOUT})
     if args.results is not None:
         result = bundle_commands.imported_bench(args, console)
     else:
         with _loaded(args) as artifact:
             result = runner.bench(
-                artifact, threads=args.threads, repeat=args.repeat, batch=args.batch
-            )
+                artifact, threads=args.threads, repeat=args.repeat, batch=args.batch,
+                dims=dict(args.dim),
+            )  # fmt: skip
     if args.trace is not None:
         from bnncc.report.trace import trace
 

@@ -27,6 +27,7 @@ from bnncc.cli.arguments import (
     bundle_options,
     count,
     device_options,
+    dims_option,
     fraction,
     json_option,
     limit_options,
@@ -346,6 +347,7 @@ def _bench(verbs: Any) -> None:
         path,
     )
     add(parser, "--batch", "size of a dynamic batch (default: 1)", "N", count)
+    dims_option(parser)
     json_option(parser)
 
 

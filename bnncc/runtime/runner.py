@@ -12,7 +12,7 @@ from bnncc import report
 from bnncc.errors import UsageError
 from bnncc.ir.datatypes import datatype
 from bnncc.ir.demands import NO_LIMITS, Limits
-from bnncc.ir.dims import evaluated
+from bnncc.ir.dims import evaluated, symbols_of
 from bnncc.options import require_int
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.manifest import TensorInfo
@@ -86,6 +86,7 @@ def bench(
     repeat: int = 200,
     seed: int = 0,
     batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Time a network and each of its kernels.
 
@@ -100,7 +101,9 @@ def bench(
     seed : int
         Of the random inputs.
     batch : int, optional
-        Size of a dynamic batch; 1 by default. Other symbolic dimensions are 1.
+        Size of a dynamic batch; 1 by default.
+    dims : mapping of str to int, optional
+        Sizes of symbolic dimensions, such as a number of tokens; 1 where not given.
 
     Returns
     -------
@@ -110,14 +113,16 @@ def bench(
     Raises
     ------
     UsageError
-        If an argument is of a wrong type, `repeat` is not positive, or the network has another
-        batch.
+        If an argument is of a wrong type, `repeat` is not positive, the network has another batch,
+        or no such dimension.
     """
-    require_int(repeat=repeat, seed=seed, batch=1 if batch is None else batch)
+    dims = dims or {}
+    named = {f"dims[{name!r}]": size for name, size in dims.items()}
+    require_int(repeat=repeat, seed=seed, batch=1 if batch is None else batch, **named)
     if repeat < 1:
         raise UsageError(f"repeat is {repeat}, expected 1 or more")
     artifact = Artifact.of(artifact)
-    sizes = {} if batch is None else _batch_of(artifact, batch)
+    sizes = {**({} if batch is None else _batch_of(artifact, batch)), **_dims_of(artifact, dims)}
     if artifact.device is None:
         prepare(threads)
     session = artifact.session(threads=threads)
@@ -149,6 +154,22 @@ def _batch_of(artifact: Artifact, batch: int) -> dict[str, int]:
             hint=f"compile it with --input-shape {name}:{shape} for batches of any size",
         )
     return {size: batch for size in first if isinstance(size, str)}
+
+
+def _dims_of(artifact: Artifact, dims: Mapping[str, int]) -> Mapping[str, int]:
+    """Return `dims`; refuse a name that no symbolic dimension has, and sizes below 1."""
+    known = {s: None for info in artifact.inputs for dim in info.shape for s in symbols_of(dim)}
+    for name, size in dims.items():
+        if name not in known:
+            names = ", ".join(known)
+            raise UsageError(
+                f"--dim {name}={size}: no symbolic dimension is called `{name}`; "
+                + (f"the network has {names}" if names else "the network has none"),
+                hint="" if names else "compile it with --input-shape to have some",
+            )
+        if size < 1:
+            raise UsageError(f"dims[{name!r}] is {size}, expected 1 or more")
+    return dims
 
 
 def described(
@@ -183,8 +204,16 @@ def described(
     compiled = artifact.manifest["report"]
     firsts = [t.shape[0] for t in artifact.inputs if t.shape]
     first = firsts[0] if firsts else 1
-    batch = first if isinstance(first, int) else (sizes or {}).get(first, 1)
+    sizes = sizes or {}
+    batch = first if isinstance(first, int) else sizes.get(first, 1)
     macs = batch * sum(compiled["summary"][f"{kind}_macs"] for kind in report.KINDS)
+    timed = [
+        _described(kernel, kernels[kernel["name"]], first, sizes)
+        for kernel in compiled["kernels"]
+        if kernel["name"] in kernels
+    ]
+    if sizes.keys() - {first}:  # not in proportion to these: attention, for example
+        macs = sum(kernel["macs"] for kernel in timed)
     whole: dict[str, Any] = spread(network)
     median = float(np.median(network))
     whole.update({"macs": macs, "macs_per_second": _rate(macs, median)})
@@ -197,11 +226,7 @@ def described(
         "threads": threads,
         "repeat": len(network),
         "network": whole,
-        "kernels": [
-            _described(kernel, kernels[kernel["name"]], batch)
-            for kernel in compiled["kernels"]
-            if kernel["name"] in kernels
-        ],
+        "kernels": timed,
     }
 
 
@@ -231,8 +256,15 @@ def _time_kernel(
     return session.time_kernel(kernel["name"], args)
 
 
-def _described(kernel: Mapping[str, Any], times: np.ndarray, batch: int) -> dict[str, Any]:
-    median = float(np.median(times))
+def _described(
+    kernel: Mapping[str, Any], times: np.ndarray, first: Any, sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    median, macs = float(np.median(times)), kernel["macs"]
+    images = kernel["args"][0]["shape"][:1] if macs else ()
+    for dim in images if not isinstance(first, int) else ():
+        one = evaluated(dim, lambda _: 1)
+        macs = macs * evaluated(dim, lambda s: sizes.get(s, 1)) // max(1, one)
+    macs *= first if isinstance(first, int) else 1
     return {
         "name": kernel["name"],
         "op": kernel["op"],
@@ -240,8 +272,8 @@ def _described(kernel: Mapping[str, Any], times: np.ndarray, batch: int) -> dict
         "nodes": kernel.get("nodes", []),
         "min_us": _us(times.min()),
         "median_us": _us(median),
-        "macs": kernel["macs"] * batch,
-        "macs_per_second": _rate(kernel["macs"] * batch, median),
+        "macs": macs,
+        "macs_per_second": _rate(macs, median),
     }
 
 

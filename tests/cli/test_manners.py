@@ -201,6 +201,36 @@ def test_batches(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     )
 
 
+def test_sizes_of_symbolic_dimensions(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> '
+        "net (float[N, T, 16] x) => (float[N, T, 24] y) "
+        "{ s = Sign(x) y = MatMul(s, w) }"
+    )
+    signs = np.where(np.arange(16 * 24).reshape(16, 24) % 3 > 0, 1, -1).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(signs, "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    made = str(tmp_path / "m.bnncc")
+    options = ["--max-dim", "T=64", "-q"]
+    assert cli.main(["compile", str(tmp_path / "m.onnx"), "-o", made, *options]) == 0
+    for asked, macs in (
+        ([], 384), (["--dim", "T=10"], 3840), (["--dim", "T=10", "--dim", "N=3"], 11520),
+        (["--dim", "T=10", "--batch", "3"], 11520), (["--batch", "3"], 1152),
+    ):  # fmt: skip
+        assert cli.main(["bench", made, "--repeat", "3", "--json", *asked]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["network"]["macs"] == macs
+        assert sum(kernel["macs"] for kernel in result["kernels"]) == macs
+    err = fails(capsys, 2, "bench", made, "--dim", "tokens=3")
+    assert "--dim tokens=3: no symbolic dimension is called `tokens`; the network has N, T" in err
+    assert "`T=0` is not NAME=SIZE" in fails(capsys, 2, "bench", made, "--dim", "T=0")
+    err = fails(capsys, 1, "bench", made, "--dim", "T=65")
+    assert "T" in err
+    assert "64" in err
+    err = fails(capsys, 2, "bench", made, "--dim", "T=3", "--bundle", tmp_path / "b")
+    assert "--dim and --bundle cannot be combined" in err
+
+
 def test_completion(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("shtab")
     for shell in ("bash", "zsh", "fish"):

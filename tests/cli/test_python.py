@@ -171,6 +171,10 @@ def compiled(**wrong: Any) -> Callable[[], Any]:
         (lambda: bnncc.bench(5), "path is of type int"),
         (lambda: bnncc.bench(tiny(), repeat="9"), "repeat is of type str, expected an int"),
         (lambda: bnncc.bench(tiny(), batch=1.5), "batch is of type float, expected an int"),
+        (
+            lambda: bnncc.bench(tiny(), dims={"N": "2"}),
+            r"dims\['N'\] is of type str, expected an int",
+        ),
         (lambda: bnncc.verify(MODEL, None), "path is of type NoneType"),
         (lambda: bnncc.verify(MODEL, tiny(), seed="a"), "seed is of type str, expected an int"),
         (lambda: tiny().run([1, 2]), "inputs are of type list, expected arrays by name"),
