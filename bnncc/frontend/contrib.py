@@ -4,6 +4,7 @@ SimplifiedLayerNormalization(x, g)          ->  RMSNormalization(x, g)
 SkipSimplifiedLayerNormalization(x, s, g)   ->  RMSNormalization(x + s, g), and the sum
 SkipLayerNormalization(x, s, g, b)          ->  LayerNormalization(x + s, g, b), and the sum
 RotaryEmbedding(x, p, cos, sin)             ->  RotaryEmbedding(x, cos, sin, p) of ONNX
+MultiHeadAttention(q, k, v)                 ->  Attention(q, k, v) of ONNX
 Gelu(x), BiasGelu(x, b)                     ->  Gelu(x + b)
 FastGelu(x, b)                              ->  Gelu(x + b), approximated by tanh
 QuickGelu(x)                                ->  x * Sigmoid(alpha * x)
@@ -11,7 +12,11 @@ QuickGelu(x)                                ->  x * Sigmoid(alpha * x)
 
 from __future__ import annotations
 
+import itertools
+import math
+
 from bnncc.errors import ShapeError, UnsupportedOp
+from bnncc.ir.graph import Dim
 from bnncc.ir.pieces import Expression, Reader
 
 _EPSILON = 1e-5
@@ -88,10 +93,91 @@ def _quick_gelu(write: Expression) -> str:
     return write("Mul", x, write("Sigmoid", scaled))
 
 
+_FILTER = -10000.0
+"""What MultiHeadAttention adds to the scores of padding, unless an attribute says otherwise."""
+
+
+def _attention(write: Expression) -> str:
+    """Read MultiHeadAttention: Attention of ONNX, with a bias and a mask of padding."""
+    node, heads = write.node, int(write.node.attrs["num_heads"])
+    past = [write.input(k) for k in (6, 7)]
+    causal = int(node.attrs.get("unidirectional", 0))
+    if write.input(8) or write.input(9) or node.outputs[3:]:
+        raise UnsupportedOp(f"{write.where}: buffers of beam search, and scores, are not supported")
+    if causal and any(past):
+        raise UnsupportedOp(
+            f"{write.where}: `unidirectional` with a cache is not supported",
+            hint="export attention as it is, or with a mask (`attention_bias`)",
+        )
+    query, key, value = _operands(write)
+    if apart := bool(write.input(1)) and len(write.type(1).shape) == 4:  # keys of another sequence
+        query = write("Transpose", write.reshape(query, 0, 0, heads, -1), perm=[0, 2, 1, 3])
+    given = {} if apart else {"q_num_heads": heads, "kv_num_heads": heads}
+    if "scale" in node.attrs:
+        given["scale"] = node.attrs["scale"]
+    operands = [query, key, value, _mask(write), *past]
+    made = write.several("Attention", operands, 3, is_causal=causal, **given)
+    for k in (1, 2):
+        write.give(made[k], k)
+    if apart:
+        return write.reshape(write("Transpose", made[0], perm=[0, 2, 1, 3]), 0, 0, -1)
+    return made[0]
+
+
+def _operands(write: Expression) -> list[str]:
+    """Return queries, keys and values with the bias added; packed ones are taken apart."""
+    found = [write.input(k) for k in range(3)]
+    for first in (0, 1):  # all of them in one tensor, or keys and values
+        if found[first] and len(write.type(first).shape) == 5:
+            packed = found[first]
+            found[first:] = [
+                write.reshape(write.at(packed, k, 3), 0, 0, -1) for k in range(3 - first)
+            ]
+            break
+    if not all(found):
+        raise UnsupportedOp(f"{write.where}: keys and values are missing")
+    bias = write.input(3)
+    if not bias:
+        return found
+    if write.input(1) and len(write.type(1).shape) == 4:
+        raise UnsupportedOp(f"{write.where}: a bias with keys of another sequence is not supported")
+    whole, width = write.type(3).shape[0], math.prod(map(_size, write.type(0).shape[2:]))
+    width //= 3 if len(write.type(0).shape) == 5 else 1
+    ends = [0, width, 2 * width, _size(whole)]
+    parts = [
+        write("Slice", bias, write.ints(a), write.ints(b), write.ints(0))
+        for a, b in itertools.pairwise(ends)
+    ]
+    return [write("Add", x, part) for x, part in zip(found, parts, strict=True)]
+
+
+def _size(dim: Dim) -> int:
+    return dim if isinstance(dim, int) else 0
+
+
+def _mask(write: Expression) -> str:
+    """Return what is added to scores, or nothing."""
+    padding, bias = write.input(4), write.input(5)
+    if not padding:
+        return bias
+    rank, dtype = len(write.type(4).shape), write.type().dtype
+    if rank not in (2, 3):
+        raise UnsupportedOp(
+            f"{write.where}: a mask of {rank} axes is not supported",
+            hint="give the mask one number for each key: 1, or 0 for padding",
+        )
+    kept = write("Greater", padding, write.constant(0, write.type(4).dtype))
+    lost = write.constant(float(write.node.attrs.get("mask_filter_value", _FILTER)), dtype)
+    made = write("Where", kept, write.constant(0, dtype), lost)
+    made = write.unsqueeze(made, *((1, 2) if rank == 2 else (1,)))
+    return write("Add", made, bias) if bias else made
+
+
 OPERATORS: dict[str, Reader] = {
     "BiasGelu": _gelu,
     "FastGelu": lambda write: _gelu(write, "tanh"),
     "Gelu": _gelu,
+    "MultiHeadAttention": _attention,
     "QuickGelu": _quick_gelu,
     "SimplifiedLayerNormalization": _simplified,
     "SkipSimplifiedLayerNormalization": lambda write: _skipped(write, "RMSNormalization", 3),

@@ -108,6 +108,13 @@ _CONTRIB: dict[str, Schema] = {
     "BiasGelu": Schema((2,)),
     "FastGelu": Schema((1, 2)),
     "Gelu": Schema((1,)),
+    "MultiHeadAttention": Schema(
+        tuple(range(1, 11)),
+        {"num_heads": (_INT,)},
+        {"mask_filter_value": (_FLOAT,), "scale": (_FLOAT,), "unidirectional": (_INT,)},
+        tuple(range(1, 10)),
+        4,
+    ),
     "QuickGelu": Schema((1,), {}, {"alpha": (_FLOAT,)}),
     "SimplifiedLayerNormalization": _SIMPLIFIED,
     "SkipSimplifiedLayerNormalization": Schema((3, 4), {}, _EPSILON, (3,), 4),

@@ -15,7 +15,6 @@ from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 
 F32, I64 = TensorProto.FLOAT, TensorProto.INT64
-KINDS = {"f": F32, "i": I64}
 Array = np.ndarray[Any, Any]
 
 
@@ -23,7 +22,9 @@ def model(
     node: onnx.NodeProto, feeds: dict[str, Array], constants: dict[str, Array]
 ) -> onnx.ModelProto:
     inputs = [
-        helper.make_tensor_value_info(name, KINDS[value.dtype.kind], value.shape)
+        helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
+        )
         for name, value in feeds.items()
     ]
     outputs = [helper.make_tensor_value_info(name, F32, None) for name in node.output if name]
@@ -130,3 +131,82 @@ def test_what_is_not_supported() -> None:
     node.input[:] = ["x", "", "g"]
     with pytest.raises(ModelError, match="has 2 inputs, expected 3 or 4"):
         load(model(node, feeds, constants))
+
+
+Feeds = dict[str, Array]
+SEQUENCE = {"q": numbers(2, 5, 24), "k": numbers(2, 7, 24) + 1, "v": numbers(2, 7, 36)}
+ALIKE = {"v": numbers(2, 7, 24) - 1}
+CACHE = {**ALIKE, "pk": numbers(2, 3, 4, 8), "pv": numbers(2, 3, 4, 8)[::-1].copy()}
+APART = {"k": numbers(2, 3, 7, 8), "v": numbers(2, 3, 7, 8)[::-1].copy()}
+KEPT = np.array([[1, 1, 1, 1, 1, 0, 0], [1, 1, 0, 1, 1, 1, 1]], np.int32)
+
+
+@pytest.mark.parametrize(
+    ("names", "extra", "attrs"),
+    [
+        ("q k v", {}, {}),
+        ("q k v", {}, {"scale": 0.25}),
+        ("q k v b", {"b": numbers(84)}, {}),
+        ("q k v '' m", {"m": KEPT}, {}),
+        ("q k v '' m a", {"m": KEPT, "a": numbers(1, 3, 5, 7)}, {"mask_filter_value": -3.0}),
+        ("q k v '' '' a", {"a": numbers(2, 1, 5, 7)}, {}),
+        ("q k v '' '' '' pk pv", CACHE, {}),
+        ("q k v '' '' a pk pv", {**CACHE, "a": numbers(1, 3, 5, 11)}, {}),
+        ("q k v '' m", {**APART, "m": KEPT}, {}),
+        ("q q q", {}, {"unidirectional": 1}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_multi_head_attention(names: str, extra: Feeds, attrs: dict[str, Any]) -> None:
+    inputs = [name.strip("'") for name in names.split()]
+    given = {**SEQUENCE, **extra}
+    node = multi_head(inputs, ["y", *["nk", "nv"] * ("pk" in inputs)], **attrs)
+    agrees(node, {name: given[name] for name in inputs if name})
+
+
+def multi_head(inputs: list[str], outputs: list[str], **attrs: Any) -> onnx.NodeProto:
+    return helper.make_node(
+        "MultiHeadAttention", inputs, outputs, domain="com.microsoft", num_heads=3, **attrs
+    )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_packed_heads(bias: bool) -> None:
+    """ONNX Runtime has these on GPUs only: they equal what is not packed."""
+    feeds = {"p": numbers(2, 5, 3, 3, 8), "kv": numbers(2, 7, 3, 2, 8), **SEQUENCE, **ALIKE}
+    constants = {"b": numbers(72)} if bias else {}
+
+    def made(*names: str) -> Array:
+        named = [*names, *[""] * (3 - len(names)), *constants]
+        given = {name: value for name, value in feeds.items() if name in names}
+        graph = load(model(multi_head(named, ["y"]), given, constants))
+        (found,) = evaluate(graph, given).values()
+        return found
+
+    together = made("q", "kv")
+    feeds |= {"k": feeds["kv"][..., 0, :].reshape(2, 7, 24)}
+    feeds |= {"v": feeds["kv"][..., 1, :].reshape(2, 7, 24)}
+    np.testing.assert_array_equal(together, made("q", "k", "v"))
+    together = made("p")
+    feeds |= {n: feeds["p"][..., i, :].reshape(2, 5, 24) for i, n in enumerate("qkv")}
+    np.testing.assert_array_equal(together, made("q", "k", "v"))
+
+
+@pytest.mark.parametrize(
+    ("names", "extra", "attrs", "said"),
+    [
+        ("q k v '' '' '' pk pv", CACHE, {"unidirectional": 1}, "`unidirectional` with a cache"),
+        ("q k v '' m", {"m": np.array([3, 7], np.int32)}, {}, "a mask of 1 axes"),
+        ("q", {}, {}, "keys and values are missing"),
+        ("q k v b", {**APART, "b": numbers(72)}, {},
+         "a bias with keys of another sequence"),
+    ],
+)  # fmt: skip
+def test_attention_that_is_not_supported(
+    names: str, extra: Feeds, attrs: dict[str, Any], said: str
+) -> None:
+    inputs = [name.strip("'") for name in names.split()]
+    given = {**SEQUENCE, **extra}
+    node = multi_head(inputs, ["y"], **attrs)
+    with pytest.raises(UnsupportedOp, match=said):
+        load(model(node, {name: given[name] for name in inputs if name}, {}))
