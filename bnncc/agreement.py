@@ -437,7 +437,7 @@ def _kernels(
             "",
             "kernels were not run alone: the device's server cannot (`bnncc device-kit` can)",
         )
-    walk = kernels.Walk(network.module)
+    walk = kernels.KernelWalk(network.module)
     missing = sum(c.tobytes() not in artifact.library for c in walk.constants())
     lack = f"lib.so lacks {missing} constants of the model" if missing else ""
     rows, unseen = [], ""

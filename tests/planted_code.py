@@ -280,7 +280,7 @@ def planted(name: str, count: int, seed: int = 0) -> Iterator[Any]:
     options = CompileOptions(target=TARGET, threads=1)
     artifact = compile_model(model, options)
     inputs = random_inputs(artifact.inputs)
-    walk = kernels.Walk(lowered(model, options).module)
+    walk = kernels.KernelWalk(lowered(model, options).module)
     cases = {case.name: case for case in walk.cases([inputs[t.name] for t in artifact.inputs])}
     rng = np.random.default_rng(seed)
     found = places(artifact.library)

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from bnncc.report.facts import KINDS
-from bnncc.report.rows import OTHER, Row, rows
+from bnncc.report.rows import OTHER, Row, by_reason, rows
 from bnncc.report.text import plural
 
 TIMES = " \N{MULTIPLICATION SIGN} "
@@ -403,10 +403,7 @@ def _reasons(report: Mapping[str, Any], found: Sequence[Row]) -> list[Markup]:
         if row.share is not None
         for layer in row.layers
     }
-    groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
-    for layer in report["layers"]:
-        if layer["kind"] != "binary":
-            groups.setdefault((layer["kind"], layer["reason"], layer["remedy"]), []).append(layer)
+    groups = by_reason(report)
     if not groups:
         return [element("p", "Every layer is binary.")]
     made = []

@@ -52,6 +52,18 @@ def computed(kernel: Mapping[str, Any]) -> str:
     return f"{first} +{len(others)}" if others else str(first)
 
 
+def by_reason(
+    report: Mapping[str, Any],
+) -> dict[tuple[str, str, str], list[Mapping[str, Any]]]:
+    """Return layers by kind, reason and remedy: not binary, or binary by assumption."""
+    found: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for layer in report["layers"]:
+        why = layer["reason"] or layer["assumed"]
+        if why or layer["kind"] != "binary":
+            found.setdefault((layer["kind"], why, layer["remedy"]), []).append(layer)
+    return found
+
+
 def rows(report: Mapping[str, Any], bench: Mapping[str, Any] | None = None) -> list[Row]:
     """Return a row for each kernel in call order, then one for each layer without a kernel.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bnncc.report.facts import KINDS
-from bnncc.report.rows import OTHER, Row, computed, rows
+from bnncc.report.rows import OTHER, Row, by_reason, computed, rows
 
 WIDTH = 80
 """Columns of a terminal of unknown width."""
@@ -90,14 +90,12 @@ def _shape(dims: Iterable[int | str]) -> str:
 
 def _reasons(report: Mapping[str, Any], width: int) -> list[str]:
     """Say why layers are not binary, once for all layers with the same reason."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
-    for layer in report["layers"]:
-        why = layer["reason"] or layer["assumed"]
-        if why:
-            groups.setdefault((layer["kind"], why, layer["remedy"]), []).append(layer["name"])
     lines = []
-    for (kind, why, remedy), names in groups.items():
-        lines += wrapped(f"{kind.replace('_', '-')}: {', '.join(names)}", width, "    ")
+    for (kind, why, remedy), layers in by_reason(report).items():
+        if not why:
+            continue
+        names = ", ".join(layer["name"] for layer in layers)
+        lines += wrapped(f"{kind.replace('_', '-')}: {names}", width, "    ")
         lines += wrapped(f"  {why}", width, "    ")
         lines += wrapped(f"  -> {remedy}", width, "     ") if remedy else []
     return lines

@@ -85,7 +85,7 @@ class Judge:
         from bnncc.verification import kernels
 
         session = self._artifact.session()
-        walk = kernels.Walk(self._module)
+        walk = kernels.KernelWalk(self._module)
         for case in walk.cases([feeds[t.name] for t in self._artifact.inputs]):
             if case.differences(kernels.run(session, case))[0]:
                 return case.name

@@ -115,7 +115,7 @@ def _nudged(array: Array, rng: np.random.Generator) -> Array:
     return (array + move * np.maximum(np.abs(array), 1e-3 * top)).astype(array.dtype)
 
 
-class Walk:
+class KernelWalk:
     """Goes through a legalized network, kernel by kernel.
 
     Parameters
