@@ -209,6 +209,14 @@ def _flat(name: str) -> bytes:
     return stream.getvalue()
 
 
+def _huge(model: Any) -> None:
+    """Let a convolution have a padding that fits no integer of ONNX."""
+    nodes = model["graph_module"]["graph"]["nodes"]
+    node = next(n for n in nodes if ".conv" in n["target"])
+    (padding,) = (i for i in node["inputs"] if i["name"] == "padding")
+    padding["arg"]["as_ints"] = [10**30 for _ in padding["arg"]["as_ints"]]
+
+
 DAMAGED: dict[str, tuple[Callable[[], bytes], str]] = {
     "truncated": (lambda: files.content("perceptron")[:3000], "truncated"),
     "no-graph": (lambda: _without("models/model.json"), "0 exported programs"),
@@ -247,6 +255,7 @@ DAMAGED: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "twice": (lambda: _graph(lambda g: g["nodes"].append(g["nodes"][2])), "exists already"),
     "unknown": (lambda: _node(lambda n: n.update(target="torch.ops.mylib.f.default")), "mylib"),
+    "huge-number": (lambda: files.edited("lines", _huge), "outside of 64 bits"),
     "no-arguments": (lambda: _node(lambda n: n.update(inputs=[])), "make no sense"),
     "strange-argument": (
         lambda: _node(lambda n: n["inputs"][0].update(arg={"as_custom_obj": {"name": "x"}})),

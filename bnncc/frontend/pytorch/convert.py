@@ -341,7 +341,13 @@ class Converter:
 
     def _proto(self, node: Node) -> onnx.NodeProto:
         proto = helper.make_node(node.op, node.inputs, node.outputs, node.name or node.outputs[0])
-        proto.attribute.extend(make_attribute(k, v) for k, v in node.attrs.items())
+        for key, value in node.attrs.items():
+            try:
+                proto.attribute.append(make_attribute(key, value))
+            except (ValueError, OverflowError) as error:
+                raise ModelError(
+                    f"{node.where}: attribute `{key}` has a number outside of 64 bits"
+                ) from error
         return proto
 
     def _input(self, name: str) -> onnx.ValueInfoProto:
