@@ -16,7 +16,7 @@ from tests.fuzz_readers import READERS, fuzz
 from tests.mxnet_files import Net, small
 from tests.qonnx_models import Builder
 
-MUTATIONS = 10_000 if os.environ.get(ALL) else 150
+MUTATIONS, PARTS = (500, 20) if os.environ.get(ALL) else (150, 1)
 
 
 def _onnx(folder: Path) -> list[list[Path]]:
@@ -84,12 +84,13 @@ SEEDS: dict[str, Callable[[Path], list[list[Path]]]] = {
 }
 
 
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", SEEDS)
-def test_reader_stays_calm(name: str, tmp_path: Path) -> None:
+def test_reader_stays_calm(name: str, part: int, tmp_path: Path) -> None:
     seeds = SEEDS[name](tmp_path)
     for files in seeds:
         READERS[name].load(files[0])
-    outcome = fuzz(READERS[name], seeds, mutations=MUTATIONS, compile_every=25)
+    outcome = fuzz(READERS[name], seeds, mutations=MUTATIONS, seed=part, compile_every=25)
     assert not outcome.bad
     assert outcome.read
     assert outcome.refused
