@@ -9,7 +9,7 @@ import numpy as np
 
 from bnncc.errors import ModelError, ShapeError, UnsupportedOp
 from bnncc.ir.graph import Graph, Node, TensorType
-from bnncc.ir.shaperules import broadcast
+from bnncc.ir.shaperules import at_most, broadcast, too_short
 
 
 def check_node(node: Node, graph: Graph) -> None:
@@ -220,9 +220,13 @@ def _gather(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
     _axis(node, kinds, graph, where)
     size = kinds[0].shape[node.attrs.get("axis", 0)]
     index = graph.constants.get(node.inputs[1])
-    if index is None or not index.size or not isinstance(size, int):
+    if index is None or not index.size:
         return
-    if int(index.min()) < -size or int(index.max()) >= size:
+    if not isinstance(size, int):
+        needed = max(-int(index.min()), int(index.max()) + 1)
+        if not at_most(needed, size, graph.bounds):
+            raise too_short(graph, needed, size, where)
+    elif int(index.min()) < -size or int(index.max()) >= size:
         raise ShapeError(f"{where}: an index is outside of the axis of size {size}")
 
 

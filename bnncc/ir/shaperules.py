@@ -50,6 +50,20 @@ def dynamic(graph: Graph, where: str) -> ModelError:
     )
 
 
+def too_short(graph: Graph, count: int, size: Dim, where: str) -> ModelError:
+    """Return the error for an operator that takes more elements than a symbolic axis may have."""
+    name, shape = next(
+        (name, graph.types[name].shape)
+        for name in graph.inputs
+        if any(symbols_of(dim) for dim in graph.types[name].shape)
+    )
+    enough = _example([count if dim == size else dim for dim in shape])
+    return ShapeError(
+        f"{where}: takes element {count} of an axis of {size}, which may have fewer",
+        hint=f"fix the size: --input-shape {name}:{enough}",
+    )
+
+
 def _example(shape: Sequence[Dim]) -> str:
     sizes = {0: 1, 1: 3}
     return "x".join(
@@ -261,6 +275,8 @@ def _slice(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str)
             else:
                 length = None if low is None or high is None else difference(high, low)
             if length is not None and step == 1 and not at_most(high, size, graph.bounds):
+                if isinstance(high, int):
+                    raise too_short(graph, high, size, where)
                 free = ", ".join(f"`{s}`" for s in sorted(symbols_of(high or 0)))
                 raise ShapeError(
                     f"{where}: takes {high} of {size} elements, and the greatest size of {free} "

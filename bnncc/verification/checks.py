@@ -116,7 +116,7 @@ class SelfCheck:
             feeds = draw(self.infos, self.sources, STYLES[0], self._seed, chosen)
             try:
                 outputs = evaluate(self._graph, feeds)
-            except (BnnccError, ValueError):  # sizes that do not go together
+            except BnnccError:  # integers of the inputs that index beyond these sizes
                 return []
             made = Check(feeds, outputs, coarse=self.coarse)
             return [made] if finite(outputs) else []

@@ -18,6 +18,7 @@ from bnncc.frontend.onnx import load
 from bnncc.runtime.artifact import Artifact
 from tests.collection import oracle
 from tests.collection.builder import Net
+from tests.runtime.test_selfcheck import parsed
 from tests.transformer_blocks import SHAPE, SHARED
 
 SIZES = ({"N": 1, "T": 1, "P": 1}, {"N": 2, "T": 7, "P": 3}, {"N": 3, "T": 33, "P": 20})
@@ -125,6 +126,22 @@ def test_a_table_is_cut_only_where_it_is_known_to_be_long_enough() -> None:
     assert error.value.hint == "bound it: --max-dim NAME=SIZE"
     with pytest.raises(ShapeError, match="takes T of 9 elements"):
         load(moves(), max_dims={"T": 10})
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        "(float[N, 3] x) => (float[2, 3] y) { y = Gather(x, places) }",
+        "(float[N, 3] x) => (float[1, 3] y) { y = Slice(x, low, high) }",
+    ],
+)
+def test_an_element_that_a_symbolic_axis_may_lack_is_refused(graph: str) -> None:
+    given = {"places": [0, -12], "low": [11], "high": [12]}
+    model = parsed(graph, **{name: np.array(v) for name, v in given.items() if name in graph})
+    with pytest.raises(ShapeError, match="takes element 12 of an axis of N, which") as error:
+        load(model)
+    assert error.value.hint == "fix the size: --input-shape x:12x3"
+    load(model, input_shapes={"x": (12, 3)})
 
 
 def test_max_dim_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
