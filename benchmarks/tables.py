@@ -82,6 +82,7 @@ RUNS = (
     Run("few_bit", "few_bit"),
     Run("transformers", "transformers"),
     Run("whole_transformers", "whole_transformers"),
+    Run("symbolic_sizes", "symbolic_sizes"),
     Run("networks", "whole_networks"),
     Run(
         "networks.x86-64-v3", "whole_networks", ("birealnet18", "quicknet", "--target", "x86-64-v3")

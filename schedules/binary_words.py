@@ -418,9 +418,6 @@ def _tile(
     if height == width == 1 and weight_bytes >= target.l2_bytes // 4 and target.vector_bits > 128:
         return 1, 1  # weights are read once, from memory: as one stream they are prefetched
     if target.popcount == "vector":
-        if channel_tiles.any_rows(spec) and width > 1:
-            # A larger tile would not be on the stack, but in memory that other loops use too.
-            return width, max(1, min(POINTWISE_TILE[1], full))
         if spec.rank == 2 and width > 1 and full >= DENSE_TILE[1]:
             return shares(width, DENSE_TILE[0])[0], DENSE_TILE[1]
         pointwise = spec.kernel == (1, 1) and _steps(spec) <= FEW_WORDS

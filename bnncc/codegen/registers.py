@@ -1,13 +1,14 @@
 """Keep accumulators in registers: a separate allocation for each vector of a register tile.
 
 TVM requests memory of 1024 bytes or more from the runtime, but LLVM promotes only stack allocations
-to registers. A tile of 16 vectors or more would be loaded and stored around every reduction. Memory
-that TVM shares between a tile and another buffer remains as it is.
+to registers. A tile of 16 vectors or more would be loaded and stored around every reduction. Two
+tiles may share their memory, if their vectors have one type.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
@@ -26,16 +27,17 @@ def split_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
     func : tirx.PrimFunc
         With unrolled loops and flat buffers, before allocations are lowered to calls.
     """
-    roots = _tiles(func.body)
+    roots, lanes = _tiles(func.body)
     if not roots:
         return func
     parts: dict[Any, list[Any]] = {}
     for root in set(roots.values()):
-        count, dtype = int(root.shape[0]), str(root.dtype)
+        count, dtype = _size(root) // lanes[root], f"{_scalar(root)}x{lanes[root]}"
         parts[root] = [tirx.decl_buffer((1,), dtype, f"{root.name}_{i}") for i in range(count)]
 
     def part(buffer: Any, indices: Any) -> Any:
-        return parts[roots[buffer]][int(indices[0])]
+        start, width = _vector(buffer, indices) or (0, 1)
+        return parts[roots[buffer]][start // width]
 
     def load(node: Any) -> Any:
         if node.source not in roots:
@@ -64,20 +66,19 @@ def split_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(tvm_ffi.structural_map(func.body, callbacks))
 
 
-def _tiles(body: tirx.Stmt) -> dict[Any, Any]:
-    """Return the allocations to split, by all buffers that alias them."""
+def _tiles(body: tirx.Stmt) -> tuple[dict[Any, Any], dict[Any, int]]:
+    """Return the allocations to split, by all buffers that alias them, and their lanes."""
     roots: dict[Any, Any] = {}
     names: Counter[Any] = Counter()  # number of declarations
     uses: Counter[Any] = Counter()  # number of uses of the address
+    lanes: dict[Any, int] = {}
     wrong: set[Any] = set()
 
     def allocated(node: Any) -> None:
         buffer = node.buffer
-        kind = tvm.DataType(str(buffer.dtype))
-        if kind.lanes == 1 or len(buffer.shape) != 1:
+        if len(buffer.shape) != 1 or not isinstance(buffer.shape[0], tirx.IntImm):
             return
-        count = buffer.shape[0]
-        if isinstance(count, tirx.IntImm) and int(count) * kind.bits * kind.lanes >= STACK_BITS:
+        if _size(buffer) * tvm.DataType(_scalar(buffer)).bits >= STACK_BITS:
             roots[buffer] = buffer
 
     def declared(node: Any) -> None:
@@ -85,7 +86,7 @@ def _tiles(body: tirx.Stmt) -> dict[Any, Any]:
         if root in roots:
             roots[node.buffer] = root
             names[root] += 1
-            if node.buffer.dtype != root.dtype:
+            if node.buffer.dtype != root.dtype or not _is(node.buffer.elem_offset, 0):
                 wrong.add(root)
 
     def called(node: Any) -> None:
@@ -93,8 +94,11 @@ def _tiles(body: tirx.Stmt) -> dict[Any, Any]:
             uses[_owner(node)] += 1
 
     def access(buffer: Any, indices: Any) -> None:
-        if buffer in roots and not (len(indices) == 1 and isinstance(indices[0], tirx.IntImm)):
-            wrong.add(roots[buffer])
+        if buffer not in roots:
+            return
+        root, place = roots[buffer], _vector(buffer, indices)
+        if place is None or place[0] % place[1] or lanes.setdefault(root, place[1]) != place[1]:
+            wrong.add(root)
 
     tvm_ffi.structural_walk(body, (tirx.AllocBuffer, allocated), order="pre")
     if roots:
@@ -106,7 +110,35 @@ def _tiles(body: tirx.Stmt) -> dict[Any, Any]:
         ]
         tvm_ffi.structural_walk(body, accesses, order="pre")
     wrong.update(root for root, count in uses.items() if count != names[root])
-    return {name: root for name, root in roots.items() if root not in wrong}
+    wrong.update(root for root in roots.values() if root not in lanes)
+    return {name: root for name, root in roots.items() if root not in wrong}, lanes
+
+
+def _size(buffer: Any) -> int:
+    """Return the number of elements, counting those of vectors."""
+    return int(buffer.shape[0]) * tvm.DataType(str(buffer.dtype)).lanes
+
+
+def _scalar(buffer: Any) -> str:
+    """Return the type of the elements of vectors."""
+    return str(buffer.dtype).partition("x")[0]
+
+
+def _vector(buffer: Any, indices: Sequence[Any]) -> tuple[int, int] | None:
+    """Return (first element, lanes) of an access of one vector at a constant offset."""
+    lanes, index = tvm.DataType(str(buffer.dtype)).lanes, indices[0]
+    if len(indices) != 1:
+        return None
+    if lanes > 1:
+        return (int(index) * lanes, lanes) if isinstance(index, tirx.IntImm) else None
+    if not isinstance(index, tirx.Ramp) or int(index.lanes) < 2:
+        return None
+    constant = isinstance(index.base, tirx.IntImm) and _is(index.stride, 1)
+    return (int(index.base), int(index.lanes)) if constant else None
+
+
+def _is(value: Any, number: int) -> bool:
+    return isinstance(value, tirx.IntImm) and int(value) == number
 
 
 def _owner(expr: Any) -> Any:

@@ -123,12 +123,14 @@ def kernels_of(code: bytes, folder: Path) -> Iterator[tuple[str, Counter[str], s
         yield name, Counter(instructions_of(part)), resources[name]
 
 
-def check_code(code: bytes, folder: Path, products: dict[str, set[str]] | None = None) -> int:
+def check_code(
+    code: bytes, folder: Path, products: dict[str, set[str]] | None = None, stack: int = 0
+) -> int:
     """Check every kernel in `code`; some must have one of `products`."""
     count = 0
     for name, instructions, resources in kernels_of(code, folder):
         count += 1
-        check_kernel(instructions, resources, name, alone=False)
+        check_kernel(instructions, resources, name, stack)
         if wanted := (products or {}).get(name):
             assert wanted & {instruction.split(".")[0] for instruction in instructions}, name
             assert loads_wide(instructions), name
@@ -136,19 +138,18 @@ def check_code(code: bytes, folder: Path, products: dict[str, set[str]] | None =
 
 
 def check_kernel(
-    instructions: Counter[str], resources: str, name: str, alone: bool = True, divides: bool = False
+    instructions: Counter[str], resources: str, name: str, stack: int = 0, divides: bool = False
 ) -> None:
-    """Check that a kernel has its numbers in registers, and calls nothing but exact divisions.
+    """Check that a kernel has its numbers in registers, but for `stack` bytes.
 
-    Beside others in a module, ptxas may keep two numbers of a kernel on the stack although it has
-    many registers left.
+    It calls nothing but exact divisions.
     """
-    stack = re.search(r"STACK:(\d+)", resources)
-    assert stack, resources
-    assert int(stack[1]) <= (0 if alone else 8), (name, resources)
+    found = re.search(r"STACK:(\d+)", resources)
+    assert found, resources
+    assert int(found[1]) <= stack, (name, resources)
     assert re.search(r"LOCAL:0\b", resources), (name, resources)
     kinds = {instruction.split(".")[0] for instruction in instructions}
-    stacked = {"LDL", "STL"} if stack[1] == "0" else set()
+    stacked = {"LDL", "STL"} if found[1] == "0" else set()
     assert not kinds & (stacked | (set() if divides else {"CALL", "RET"})), name
 
 
@@ -301,7 +302,9 @@ def test_bi_real_net_for_every_gpu(
     engine = catalog.resolve(target).engine
     wanted = {product_of(order, engine) for order in ("fragments", "cores")}  # few pixels, or many
     assert len(names) >= 8
-    check_code(code, tmp_path, dict.fromkeys(names, wanted))
+    # For sm_90a, ptxas keeps two numbers on the stack although it has many registers left.
+    stack = 8 if target == "cuda-sm90a" else 0
+    check_code(code, tmp_path, dict.fromkeys(names, wanted), stack)
 
 
 NETWORKS = ("birealnet18", "quicknet", "vgg_small", "cifar")

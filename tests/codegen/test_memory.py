@@ -19,7 +19,7 @@ from bnncc.options import CompileOptions
 from bnncc.schedules import schedule
 from bnncc.targets import catalog
 from bnncc.topi_binary.definitions import define
-from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Step
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d, Spec, Step
 from tests.collection.builder import Net
 
 
@@ -95,6 +95,28 @@ def test_register_tiles_are_no_scratch() -> None:
     with memory.recorded() as found:
         tvm.compile(module, target=tvm_target(target), tir_pipeline=memory.PIPELINE)
     assert found["main"].total(1) <= 3 * width * 2 * 4
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        BinaryConv2d("N", 1, 1, 1024, 1024, (1, 1), rank=2, steps=(Step("store"),)),
+        FewBitConv2d(
+            "N", 1, 1, 1024, 1024, (1, 1), data_bits=8, weight_bits=2, method="packed",
+            steps=(Step("store"),), rank=2,
+        ),
+    ],
+    ids=["binary", "few-bit"],
+)  # fmt: skip
+def test_tiles_that_share_memory_with_those_of_a_rest_are_no_scratch(spec: Spec) -> None:
+    """Of a symbolic number of rows: only the sums of levels, one for each row, are in memory."""
+    target = catalog.resolve("x86-64-v4-vpopcntdq")
+    module = tvm.IRModule(
+        {"main": schedule(define(spec), target).with_attr("global_symbol", "main")}
+    )
+    with memory.recorded() as found:
+        tvm.compile(module, target=tvm_target(target), tir_pipeline=memory.PIPELINE)
+    assert found["main"].total(1) <= 4
 
 
 def test_plan_follows_views_and_in_place_results() -> None:
