@@ -248,22 +248,6 @@ def parse_input_shape(text: str) -> tuple[str, tuple[int | str, ...]]:
     return name, tuple(int(t) if t.isdigit() else t for t in tokens)
 
 
-def parse_max_dim(text: str) -> tuple[str, int]:
-    """Read ``N=512``.
-
-    Raises
-    ------
-    UsageError
-        If it is something else.
-
-    Examples
-    --------
-    >>> parse_max_dim("tokens=512")
-    ('tokens', 512)
-    """
-    return _dim_size(text, "its greatest size: --max-dim tokens=512")
-
-
 def parse_dim(text: str) -> tuple[str, int]:
     """Read ``N=128``.
 
@@ -277,15 +261,11 @@ def parse_dim(text: str) -> tuple[str, int]:
     >>> parse_dim("tokens=128")
     ('tokens', 128)
     """
-    return _dim_size(text, "its size: --dim tokens=128")
-
-
-def _dim_size(text: str, wanted: str) -> tuple[str, int]:
     name, _, number = text.partition("=")
     if not name.isidentifier() or not number.isdecimal() or not 0 < int(number[:20]) <= MAX_DIM:
         raise UsageError(
             f"`{text}` is not NAME=SIZE with a size from 1 to {MAX_DIM}",
-            hint=f"the name of a symbolic dimension and {wanted}",
+            hint="give the name of a symbolic dimension and its size, as in tokens=128",
         )
     return name, int(number)
 

@@ -21,7 +21,6 @@ from bnncc.options import (
     parse_in_place,
     parse_input_shape,
     parse_input_uint8,
-    parse_max_dim,
 )
 
 
@@ -295,7 +294,7 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "--max-dim",
         "largest size of a symbolic dimension, for example a number of tokens",
         "NAME=SIZE",
-        option(parse_max_dim),
+        option(parse_dim),
     )
     add_repeatable(
         group,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from tvm import relax, te, topi
@@ -34,8 +33,10 @@ def matmul(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) ->
     left, right = (shape_of(arg) for arg in args)
     (a, a_at), (b, b_at) = (source_of(arg, bb) for arg in args)
     many = not isinstance(left[-2], int) or left[-2] >= FEW_ROWS
-    if b is not args[1] and many and axis_of_last(b_at, right) != len(b.ty.shape.values) - 1:
-        b, b_at = _columns_last(bb, b, b_at, right) or (args[1], same)
+    if b is not args[1] and many:
+        axis = axis_of_last(b_at, right)
+        # If several axes depend on the last one, the view itself is computed.
+        b, b_at = (args[1], same) if axis is None else _columns_last(bb, b, b_at, axis)
     if a is args[0] and b is args[1]:
         return None
 
@@ -57,15 +58,14 @@ def matmul(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) ->
 
 
 def _columns_last(
-    bb: relax.BlockBuilder, source: Expr, place: IndexFunction, shape: Sequence[Any]
-) -> tuple[Expr, IndexFunction] | None:
-    """Transpose what a view of `shape` reads, so that its last axis is contiguous.
+    bb: relax.BlockBuilder, source: Expr, place: IndexFunction, axis: int
+) -> tuple[Expr, IndexFunction]:
+    """Transpose the tensor that a view reads, so that one of its axes is the last one.
 
-    Heads that share keys are transposed once. None if several axes depend on the last one.
+    Heads that share keys are transposed once.
     """
-    axis = axis_of_last(place, shape)
-    if axis is None:
-        return None
+    if axis == len(source.ty.shape.values) - 1:
+        return source, place
     order = [k for k in range(len(source.ty.shape.values)) if k != axis] + [axis]
     moved = bb.emit_te(
         topi.transpose, source, order,
