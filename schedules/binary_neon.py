@@ -132,6 +132,10 @@ class _Form:
         self._dot, self._unit = byte_sums.FOURS in form, _unit(spec)
         self._names = [block.name_hint for block in ranges.blocks(self._func)]
         self._tables = [n for n in self._names if n.startswith(TABLES)]
+        if channel_tiles.any_rows(self._spec):
+            before = {*self._tables, "ones", "ones_wide"}
+            swapped = dict.fromkeys((n for n in self._names if n not in before), (0, 2))
+            self._func = ranges.exchanged(self._func, swapped)
 
     def scheduled(self) -> tirx.PrimFunc:
         """Return the scheduled kernel: tables; then channel vectors, rows, and columns as loops."""
@@ -175,6 +179,8 @@ class _Form:
         In rows whose taps are all inside, tiles whose taps are all inside are separate. For the
         other tiles, the number at each end is returned if they can be one loop.
         """
+        if channel_tiles.any_rows(self._spec):
+            return [(part, 0) for part in channel_tiles.row_segments(self._func, VECTORS)]
         count = min(self._point["tiles"], -(-self._spec.output_hw[1] // self._unit))
         sizes = tile_widths(self._spec, count, self._unit)
         cut, whole = (joined_tiles(self._spec, sizes, apart) for apart in (True, False))
@@ -232,7 +238,7 @@ class _Form:
         sch = s_tir.Schedule(ranges.part(self._func, self._bounds(at), self._tables))
         # 2 tile
         n, h, w, o = sch.get_loops(out)
-        tile, column = sch.split(w, [columns.tiles, columns.width])
+        tile, column = sch.split(w, [None, columns.width])
         sch.reorder(o, n, h, tile, column)
         sch.unroll(column)
         # 3 stage: the sums of a tile and a quad under the tile's epilogue
