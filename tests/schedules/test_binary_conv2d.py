@@ -153,7 +153,7 @@ def test_threads_share_any_number_of_images(target: str) -> None:
     check(build([spec], target, threads=2), 0, spec, inputs)
 
 
-@pytest.mark.parametrize("target", [*TARGETS, *TILES])
+@pytest.mark.parametrize("target", [*HERE, *EMULATED, *TILES])
 @pytest.mark.parametrize("ternary", [False, True])
 def test_dense_layers_of_any_number_of_rows(ternary: bool, target: str) -> None:
     """Rows run in tiles, and those of a rest alone."""
