@@ -204,9 +204,10 @@ def elements(dims: Iterable[Dim], where: str) -> int:
     Raises
     ------
     ShapeError
-        If a dimension is negative or the tensor is too large.
+        If a dimension is negative, or the tensor is too large. A dimension of 0 counts as 1 here:
+        NumPy refuses such shapes if the others are too large.
     """
-    count = 1
+    count = filled = 1
     shape = list(dims)
     if len(shape) > 64:
         raise ShapeError(f"{where}: {len(shape)} dimensions, expected at most 64")
@@ -216,9 +217,10 @@ def elements(dims: Iterable[Dim], where: str) -> int:
         if dim < 0:
             raise ShapeError(f"{where}: dimension {dim} is negative in shape {shape}")
         count *= dim
-    if count > MAX_ELEMENTS or any(isinstance(d, int) and d > MAX_ELEMENTS for d in shape):
+        filled *= dim or 1
+    if filled > MAX_ELEMENTS:
         raise ShapeError(
-            f"{where}: shape {shape} has {count} elements, more than the limit of {MAX_ELEMENTS}"
+            f"{where}: shape {shape} has {filled} elements, more than the limit of {MAX_ELEMENTS}"
         )
     return count
 

@@ -33,6 +33,7 @@ _PARAMS: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("axes", lambda d: _word(d, 24, 1000, "<I"), "has 1000 axes"),
     ("sparse", lambda d: _word(_word(d, 24, 0xF993FAC9, "<I"), 28, 1, "<I"), "stored sparsely"),
     ("size", lambda d: _word(d, 28, 2**32 - 1, "<I"), "more than the limit"),
+    ("none", lambda d: _word(_word(d, 28, 2**32 - 1, "<I"), 32, 0, "<I"), "more than the limit"),
     ("type", lambda d: _word(d, 52, 99, "<I"), "array 0 has type 99"),
 ]
 
