@@ -22,6 +22,10 @@ def _word(data: bytes, at: int, value: int, code: str = "<Q") -> bytes:
     return data[:at] + part + data[at + len(part) :]
 
 
+def _words(data: bytes, at: int, values: tuple[int, ...]) -> bytes:
+    return data[:at] + struct.pack(f"<{len(values)}I", *values) + data[at + 4 * len(values) :]
+
+
 _PARAMS: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("empty", lambda d: b"", "the file is empty"),
     ("text", lambda d: b"hello, world, this is text", "not an MXNet parameter file"),
@@ -33,7 +37,7 @@ _PARAMS: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("axes", lambda d: _word(d, 24, 1000, "<I"), "has 1000 axes"),
     ("sparse", lambda d: _word(_word(d, 24, 0xF993FAC9, "<I"), 28, 1, "<I"), "stored sparsely"),
     ("size", lambda d: _word(d, 28, 2**32 - 1, "<I"), "more than the limit"),
-    ("none", lambda d: _word(_word(d, 28, 2**32 - 1, "<I"), 32, 0, "<I"), "more than the limit"),
+    ("none", lambda d: _words(d, 28, (2**28, 2**28, 2**28, 0)), "more than the limit"),
     ("type", lambda d: _word(d, 52, 99, "<I"), "array 0 has type 99"),
 ]
 
