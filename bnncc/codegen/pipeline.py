@@ -88,11 +88,31 @@ def legalize(module: tvm.IRModule, target: TargetSpec, origins: Origins) -> tvm.
             transform.FuseTIR(),
             SortSizes(),  # fused kernels get sizes of their own
             # It cannot analyse our kernels, so it runs before they are legalized.
-            transform.RewriteDataflowReshape(),
+            tvm.transform.module_pass(_reshapes_as_views, opt_level=0),
             transform.LegalizeOps(skip_ops=views),
             transform.DeadCodeElimination(["main"]),
         ]
     )(module)
+
+
+def _reshapes_as_views(module: tvm.IRModule, _: Any) -> tvm.IRModule:
+    """Replace kernels that only reshape by views.
+
+    TVM's analysis fails on some kernels with symbolic sizes, such as transpositions; it does not
+    see their bodies.
+    """
+    module, hidden = module.clone(), {}
+    for var, func in module.functions_items():
+        if isinstance(func, tirx.PrimFunc):
+            try:
+                relax.analysis.has_reshape_pattern(func)
+            except tvm.error.InternalError:
+                hidden[var] = func
+                module.update_func(var, func.with_body(tirx.Evaluate(0)))
+    module = transform.RewriteDataflowReshape()(module)
+    for var, func in hidden.items():
+        module.update_func(var, func)
+    return module
 
 
 def _take(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -141,3 +141,19 @@ def test_one_shared_head_and_a_symbolic_batch() -> None:
         (found,) = artifact.run(feeds).values()
         wanted = given @ held[:, None].transpose(0, 1, 3, 2)
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_one_head_of_keys_in_a_cache_that_grows() -> None:
+    """TVM cannot tell whether transposing P + 17 keys is a reshape."""
+    net = Net(17)
+    q, k = (net.input(name, [2, 1, 17, 8]) for name in "qk")
+    whole = net.concat(net.input("past", [2, 1, "P", 8]), k, axis=2)
+    net.output(net.op("MatMul", q, net.op("Transpose", whole, perm=[0, 1, 3, 2])))
+    artifact = bnncc.compile(net.model(check=False), threads=1)
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.normal(size=(2, 1, 17, 8)).astype(np.float32) for name in "qk"}
+    for past in (1, 5):
+        feeds["past"] = rng.normal(size=(2, 1, past, 8)).astype(np.float32)
+        (found,) = artifact.run(feeds).values()
+        keys = np.concatenate([feeds["past"], feeds["k"]], axis=2)
+        np.testing.assert_allclose(found, feeds["q"] @ keys.swapaxes(2, 3), rtol=1e-4, atol=1e-5)
