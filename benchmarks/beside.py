@@ -9,7 +9,8 @@ serves several is timed once, and none whose tensors differ between the two. Out
 before anything is timed. Ratios are speeds relative to the other checkout: above 1 is faster.
 
 On a shared machine a neighbour may slow one side for longer than a turn. `--again` measures the
-rows of `--json` anew that have a ratio below 0.97, and keeps the least time of each side.
+rows of `--json` anew that have a ratio below 0.97, and keeps the least time of each side. Without
+it, a run goes on where another of the same commits was interrupted.
 """
 
 from __future__ import annotations
@@ -334,13 +335,16 @@ def main() -> None:
     args = parser.parse_args()
     if args.again and not (args.json and args.json.is_file()):
         parser.error("--again needs --json, a file of what was measured before")
-    old = json.loads(args.json.read_text()) if args.again else {"networks": []}
+    there = args.json is not None and args.json.is_file()
+    old = json.loads(args.json.read_text()) if there else {"networks": []}
     rows = {(row["network"], row["target"]): row for row in old["networks"]}
     with checked_out(args.other) as before, tempfile.TemporaryDirectory() as folder:
         mine, other = Checkout(machine.ROOT), Checkout(before)
-        commit = other.commit
-        if args.again and (old["commit"], old["beside"]) != (machine.commit(), commit):
-            parser.error(f"{args.json} compares other commits: {old['commit']} and {old['beside']}")
+        commits = machine.commit(), other.commit
+        if there and (old["commit"], old["beside"]) != commits:
+            if args.again:
+                parser.error(f"{args.json} compares {old['commit']} with {old['beside']}")
+            rows = {}
         for name, model in networks(args.only):
             if args.only not in name:
                 continue
@@ -348,18 +352,20 @@ def main() -> None:
                 seen = rows.get((name, target))
                 if args.again and (seen is None or worst(seen) >= LOW):
                     continue
+                if seen is not None and not args.again:
+                    continue
                 row = compare(name, model, target, mine, other, Path(folder))
                 rows[name, target] = row = better(seen, row) if seen else row
                 print(
-                    f"{name:28} {target:12} {row['us']:9.1f} us, speed relative to {commit}: "
+                    f"{name:28} {target:12} {row['us']:9.1f} us, speed relative to {commits[1]}: "
                     f"{row['ratio']:.3f}, at least {worst(row):.3f} with "
                     f"{len(row['layers'])} kernels; compile time {row['compile']:.2f}",
                     flush=True,
                 )
-    content = {"beside": commit, "summary": summary([*rows.values()]), "networks": [*rows.values()]}
-    print(json.dumps(content["summary"], indent=1))
-    if args.json:
-        machine.save(args.json, **content)
+                made = [*rows.values()]
+                if args.json:
+                    machine.save(args.json, beside=commits[1], summary=summary(made), networks=made)
+    print(json.dumps(summary([*rows.values()]), indent=1))
 
 
 if __name__ == "__main__":
