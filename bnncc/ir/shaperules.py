@@ -276,7 +276,8 @@ def _slice(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str)
                 length = None if low is None or high is None else difference(high, low)
             if length is not None and step == 1 and not at_most(high, size, graph.bounds):
                 if isinstance(high, int):
-                    raise too_short(graph, high, size, where)
+                    known = isinstance(size, int)  # then the start is what is not known
+                    raise dynamic(graph, where) if known else too_short(graph, high, size, where)
                 free = ", ".join(f"`{s}`" for s in sorted(symbols_of(high or 0)))
                 raise ShapeError(
                     f"{where}: takes {high} of {size} elements, and the greatest size of {free} "

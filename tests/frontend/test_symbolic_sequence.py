@@ -144,6 +144,13 @@ def test_an_element_that_a_symbolic_axis_may_lack_is_refused(graph: str) -> None
     load(model, input_shapes={"x": (12, 3)})
 
 
+def test_a_symbolic_start_of_a_slice_is_refused() -> None:
+    graph = "(float[N, 3] x) => (float[K] y) { n = Shape <end = 1> (x) y = Slice(t, n, last) }"
+    model = parsed(graph, t=np.ones(5, np.float32), last=np.array([2**40]))
+    with pytest.raises(ShapeError, match=r"`Slice_y`: its shape .* pass --input-shape x:1x3"):
+        load(model)
+
+
 def test_max_dim_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match="no dimension is called `S`; there are `N`, `P`, `T`"):
         load(moves(), max_dims={"S": 9})
