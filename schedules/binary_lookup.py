@@ -46,28 +46,24 @@ CONVERTED = 32
 TABLES = "table", "border", "plane", "rows", "ones", "starts"
 """Name prefixes of the blocks that are computed before all sums."""
 
-_TILES = {16: (4, 2, 4, False), 32: (6, 2, 1, False), 64: (9, 1, 2, True)}
+_TILES = {16: (4, 2, 4, False), 32: (6, 2, 1, False), 64: (14, 1, 1, True)}
 """By vector size in bytes: columns and channel vectors per tile, nibbles per loop body, and whether
 taps share table rows.
 
-The fastest of those tried on the layers of ``benchmarks/layers.py``. They have 8, 12 and up to 9
+The fastest of those tried on the layers of ``benchmarks/layers.py``. They have 8, 12 and up to 14
 accumulators. SSE needs registers for copies, because its lookup overwrites the table row; sharing
 rows takes 7 % longer with it on Zen 5, and up to 16 % on Zen 4 where row tables leave no registers.
 With AVX2 sharing is faster on Zen 4 but, by the port models of llvm-mca, 4 % slower on Intel's
 cores. At most two 64-byte lines can be loaded per cycle, which is also the lookup rate, so with 32
-registers taps share table rows: 9 byte accumulators leave room for their eighteen 16-bit sums.
+registers taps share table rows, and the more columns the more often. That outweighs the 16-bit sums
+that registers do not hold: nine columns take 1 to 3 % longer on Zen 5.
 """
 
 
 _APART = (7, 2, 1, True)
 """The same for 64-byte vectors if taps have few table rows in common, as in 1x1 and strided layers
-and in images of at most 7 columns. Two channel vectors share each row instead; one vector takes 2
-to 20 % longer on Zen 5. On Zen 4, where the 16-bit sums of two vectors in memory cost more, earlier
-kernels with two took 0.93 to 1.10 of the time of these with one."""
-
-_WHOLE_ROW = 14
-"""Columns up to which a row of output pixels is one tile of 64-byte vectors: two smaller tiles take
-2 to 4 % longer on Zen 5, where 16-bit sums in memory cost less than on Zen 4."""
+and in images of at most 7 columns. Two channel vectors share each row instead; one vector takes 4
+to 12 % longer on Zen 5."""
 
 MAX_ACCUMULATORS = {16: 12, 32: 14, 64: 28}
 """By vector size in bytes: accumulators that fit in registers beside the operands."""
@@ -288,8 +284,6 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     width = image(spec)[2]
     apart = spec.kernel[1] == 1 or spec.strides[1] > 1 or width <= _APART[0]
     columns, vectors, unroll, shared = _APART if apart and size == 64 else _TILES[widest]
-    if size == 64 and not apart and width <= _WHOLE_ROW:
-        columns = width
     if per_group <= size or (spec.groups > 1 and per_group % (vectors * size)):
         vectors, shared = 1, True  # half the lookups per row: separate loads would take longer
     if widest < 64 and spec.strides[1] > 1:

@@ -23,6 +23,7 @@ from tvm.tirx import compilation_pipeline
 from bnncc.codegen.arguments import without_checks
 from bnncc.codegen.binds import limit_binds
 from bnncc.codegen.registers import split_tiles
+from bnncc.codegen.stack import aligned
 from bnncc.schedules.float_functions import expanded
 
 PIPELINE = "bnncc"
@@ -229,7 +230,8 @@ def _lowering() -> tuple[Any, Any, Any]:
 
 def _prepared(module: tvm.IRModule, _: Any) -> tvm.IRModule:
     for var, func in module.functions_items():
-        module[var] = expanded(limit_binds(split_tiles(without_checks(func))))
+        made = expanded(limit_binds(split_tiles(without_checks(func))))
+        module[var] = aligned(made)
     return module
 
 

@@ -2,7 +2,7 @@
 
 TVM requests memory of 1024 bytes or more from the runtime, but LLVM promotes only stack allocations
 to registers. A tile of 16 vectors or more would be loaded and stored around every reduction. Two
-tiles may share their memory, if their vectors have one type.
+tiles may share their memory, if their vectors have one type. An epilogue may load parts of vectors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STACK_BITS = 8 * 1024
 
 
 def split_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Split large allocations whose accesses are all single vectors at constant offsets.
+    """Split large allocations whose accesses are single vectors at constant offsets, or parts.
 
     Parameters
     ----------
@@ -35,19 +35,24 @@ def split_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
         count, dtype = _size(root) // lanes[root], f"{_scalar(root)}x{lanes[root]}"
         parts[root] = [tirx.decl_buffer((1,), dtype, f"{root.name}_{i}") for i in range(count)]
 
-    def part(buffer: Any, indices: Any) -> Any:
+    def part(buffer: Any, indices: Any) -> tuple[Any, range]:
         start, width = _vector(buffer, indices) or (0, 1)
-        return parts[roots[buffer]][start // width]
+        number, first = divmod(start, lanes[roots[buffer]])
+        return parts[roots[buffer]][number], range(first, first + width)
 
     def load(node: Any) -> Any:
         if node.source not in roots:
             return node
-        return tirx.BufferLoad(part(node.source, node.indices), [0])
+        buffer, read = part(node.source, node.indices)
+        whole = tirx.BufferLoad(buffer, [0])
+        if len(read) == lanes[roots[node.source]]:
+            return whole
+        return tirx.Shuffle([whole], [tirx.IntImm("int32", lane) for lane in read])
 
     def store(node: Any) -> Any:
         if node.buffer not in roots:
             return node
-        return tirx.BufferStore(part(node.buffer, node.indices), node.value, [0])
+        return tirx.BufferStore(part(node.buffer, node.indices)[0], node.value, [0])
 
     def sequence(node: Any) -> Any:
         kept: list[Any] = []
@@ -72,6 +77,7 @@ def _tiles(body: tirx.Stmt) -> tuple[dict[Any, Any], dict[Any, int]]:
     names: Counter[Any] = Counter()  # number of declarations
     uses: Counter[Any] = Counter()  # number of uses of the address
     lanes: dict[Any, int] = {}
+    loads: list[tuple[Any, int]] = []  # with their lanes
     wrong: set[Any] = set()
 
     def allocated(node: Any) -> None:
@@ -93,11 +99,17 @@ def _tiles(body: tirx.Stmt) -> tuple[dict[Any, Any], dict[Any, int]]:
         if _owner(node) in roots:
             uses[_owner(node)] += 1
 
-    def access(buffer: Any, indices: Any) -> None:
-        if buffer not in roots:
+    def access(node: Any) -> None:
+        stores = isinstance(node, tirx.BufferStore)
+        root = roots.get(node.buffer if stores else node.source)
+        if root is None:
             return
-        root, place = roots[buffer], _vector(buffer, indices)
-        if place is None or place[0] % place[1] or lanes.setdefault(root, place[1]) != place[1]:
+        place = _vector(node.buffer if stores else node.source, node.indices)
+        if place is None or place[0] % place[1]:
+            wrong.add(root)
+        elif not stores:
+            loads.append((root, place[1]))
+        elif lanes.setdefault(root, place[1]) != place[1]:
             wrong.add(root)
 
     tvm_ffi.structural_walk(body, (tirx.AllocBuffer, allocated), order="pre")
@@ -105,12 +117,13 @@ def _tiles(body: tirx.Stmt) -> tuple[dict[Any, Any], dict[Any, int]]:
         accesses = [
             (tirx.DeclBuffer, declared),
             (tvm.ir.Call, called),
-            (tvm.ir.TensorLoad, lambda node: access(node.source, node.indices)),
-            (tirx.BufferStore, lambda node: access(node.buffer, node.indices)),
+            (tvm.ir.TensorLoad, access),
+            (tirx.BufferStore, access),
         ]
         tvm_ffi.structural_walk(body, accesses, order="pre")
     wrong.update(root for root, count in uses.items() if count != names[root])
     wrong.update(root for root in roots.values() if root not in lanes)
+    wrong.update(root for root, width in loads if lanes.get(root, 0) % width)
     return {name: root for name, root in roots.items() if root not in wrong}, lanes
 
 

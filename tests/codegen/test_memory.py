@@ -16,7 +16,7 @@ from bnncc.codegen.bitstream import bitstream
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.driver import compile_c
 from bnncc.options import CompileOptions
-from bnncc.schedules import schedule
+from bnncc.schedules import schedule, space_of
 from bnncc.targets import catalog
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d, Spec, Step
@@ -95,6 +95,24 @@ def test_register_tiles_are_no_scratch() -> None:
     with memory.recorded() as found:
         tvm.compile(module, target=tvm_target(target), tir_pipeline=memory.PIPELINE)
     assert found["main"].total(1) <= 3 * width * 2 * 4
+
+
+def test_sums_that_an_epilogue_reads_by_halves_are_no_scratch() -> None:
+    """Lookups of 14 vectors: sums of 16 bits are kept by 32, and become floats by 16."""
+    pixels, channels, steps = 7 * 7, 512, (Step("affine"), Step("store"))
+    spec = BinaryConv2d(
+        1, 7, 7, channels, 1024, (1, 1), weight_order="nibbles", steps=steps
+    )  # fmt: skip
+    target = catalog.resolve("x86-64-v4")
+    point = space_of(spec, target).default
+    assert (point["columns"], point["vectors"]) == (7, 2)
+    module = tvm.IRModule(
+        {"main": schedule(define(spec), target).with_attr("global_symbol", "main")}
+    )
+    with memory.recorded() as found:
+        tvm.compile(module, target=tvm_target(target), tir_pipeline=memory.PIPELINE)
+    nibbles, table = channels // 4, 17 * 64
+    assert found["main"].total(1) == pixels * nibbles + nibbles * 128 + table
 
 
 @pytest.mark.parametrize(
