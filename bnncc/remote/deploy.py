@@ -58,7 +58,7 @@ def deploy(
     }
     if right:
         count = repeat or int(min(_MOST_REPEATS, max(3, _SECONDS / once)))
-        result["threads"] = session.use_threads()
+        result["threads"] = artifact.threads_of(session.use_threads())
         result["repeat"] = count
         result["network"] = spread(session.time_network(tensors, count))
     return dict(with_old_keys(result))

@@ -313,6 +313,10 @@ class Artifact:
             session.use_threads()
         return session
 
+    def threads_of(self, available: int) -> int:
+        """Return how many of the available threads kernels use: one, if compiled for one."""
+        return 1 if self.manifest["options"]["threads"] == 1 else available
+
     def on(self, device: Device | None) -> Artifact:
         """Do what `on_device` does, under its deprecated name."""
         deprecated("Artifact.on", "Artifact.on_device")

@@ -126,7 +126,7 @@ def bench(
     if artifact.device is None:
         prepare(threads)
     session = artifact.session(threads=threads)
-    used = session.use_threads()
+    used = artifact.threads_of(session.use_threads())
     tensors = session.tensors(random_inputs(artifact.inputs, seed=seed, sizes=sizes))
     session.run(tensors)  # which says clearly what does not run
     times = session.time_network(tensors, repeat)

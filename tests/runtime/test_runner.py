@@ -35,6 +35,14 @@ def test_bench() -> None:
     assert lines[1].startswith("matmul")
 
 
+def test_threads_are_those_that_kernels_use() -> None:
+    artifact = tiny()
+    artifact.manifest["options"]["threads"] = None
+    assert runner.bench(artifact, repeat=1)["threads"] == artifact.session().use_threads()
+    artifact.manifest["options"]["threads"] = 1
+    assert runner.bench(artifact, repeat=1)["threads"] == 1
+
+
 def test_bench_refuses_nonsense() -> None:
     with pytest.raises(UsageError, match="repeat is 0"):
         runner.bench(tiny(), repeat=0)
