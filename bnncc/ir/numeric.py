@@ -67,24 +67,37 @@ def _multiples(x: Array, axis: int | None) -> tuple[Array, Array, float] | None:
         return None
     if top.max() < 2**20 and np.array_equal(np.rint(x), x):
         return x, one, float(top.max())
-    safe = np.where(top == 0, 1.0, top)
-    units = _units(rows, safe, UNITS if x.size >= _FEWEST else UNITS[:1])
-    if units is None:
-        return None
-    whole = np.rint(rows / safe * units)
-    used = np.abs(whole)
-    exact = (np.abs(rows) == top * used).all(axis=1, keepdims=True)
-    count = used.sum(axis=1, keepdims=True)
-    # The mean magnitude averages out the noise of straight-through estimators.
-    mean = (np.abs(rows) * used).sum(axis=1, keepdims=True, dtype=np.float64) / np.maximum(count, 1)
-    scale = np.where(exact | (units > 1) | (count == 0), safe / units, mean)
-    most = float(used.max())
+    numbers = UNITS if x.size >= _FEWEST else UNITS[:1]
+    whole, scale = np.empty(rows.shape), np.empty(top.shape)
+    count = max(1, _CHUNK_BYTES // (8 * rows.shape[1]))
+    for first in range(0, len(rows), count):  # of a size that stays in a cache
+        part = slice(first, first + count)
+        found = _scaled(rows[part], top[part], numbers)
+        if found is None:
+            return None
+        whole[part], scale[part] = found
+    most = float(max(whole.max(), -whole.min()))
     if axis is None:
         return whole.reshape(x.shape), scale.reshape(one.shape), most
     front = (x.shape[axis], *np.delete(x.shape, axis))
     column = [1] * x.ndim
     column[axis] = -1
     return np.moveaxis(whole.reshape(front), 0, axis), scale.reshape(column), most
+
+
+def _scaled(rows: Array, top: Array, numbers: Sequence[int]) -> tuple[Array, Array] | None:
+    """Return the integers and the scale of each row, or None."""
+    safe = np.where(top == 0, 1.0, top)
+    units = _units(rows, safe, numbers)
+    if units is None:
+        return None
+    whole = np.rint(rows / safe * units)
+    used, size = np.abs(whole), np.abs(rows)
+    exact = (size == top * used).all(axis=1, keepdims=True)
+    count = used.sum(axis=1, keepdims=True)
+    # The mean magnitude averages out the noise of straight-through estimators.
+    mean = (size * used).sum(axis=1, keepdims=True, dtype=np.float64) / np.maximum(count, 1)
+    return whole, np.where(exact | (units > 1) | (count == 0), safe / units, mean)
 
 
 def _units(rows: Array, top: Array, numbers: Sequence[int]) -> Array | None:
