@@ -271,6 +271,8 @@ def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
         # With few registers, LLVM would keep data for several taps and spill accumulators.
         kw_inside=per_vector == 1 and spec.kernel[1] * columns * vectors <= MAX_UNROLLED,
         rows_outside=weight_bytes < min(data_bytes, target.l2_bytes // 2),
+        # Ten products of AVX2 per iteration take 1 to 4 % longer on Zen 5 than twenty do.
+        unroll=2 if per_vector == 2 and spec.channels_per_group % 2 == 0 else 1,
     )
 
 
@@ -281,10 +283,10 @@ def single_vectors(spec: Conv2d, target: TargetSpec, columns: int = 1) -> int:
 
 
 def _tile(
-    columns: int, vectors: int, kw_inside: bool = False, rows_outside: bool = False
+    columns: int, vectors: int, kw_inside: bool = False, rows_outside: bool = False, unroll: int = 1
 ) -> dict[str, int]:
     order = {"kw_inside": int(kw_inside), "rows_outside": int(rows_outside)}
-    return {"columns": columns, "vectors": vectors, **order, "unroll": 1}
+    return {"columns": columns, "vectors": vectors, **order, "unroll": unroll}
 
 
 def packed(operands: str, target: TargetSpec) -> int:
