@@ -7,6 +7,7 @@ import difflib
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -136,12 +137,12 @@ def fraction(text: str) -> float:
 
     Examples
     --------
-    >>> fraction("0.9"), fraction("90%")
-    (0.9, 0.9)
+    >>> fraction("0.9"), fraction("90%"), fraction("99.9%")
+    (0.9, 0.9, 0.999)
     """
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
+    try:  # as binary floats, 99.9 / 100 is more than 999 / 1000
+        value = float(Decimal(text.removesuffix("%")) / (100 if text.endswith("%") else 1))
+    except InvalidOperation:
         value = -1.0
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"`{text}` is not a number from 0 to 1 or a percentage")

@@ -22,6 +22,7 @@ from bnncc.cli.asked import (
 from bnncc.console import Console
 from bnncc.errors import TuningError, UsageError
 from bnncc.progress import START, phase
+from bnncc.report import plural
 
 FOLDER = Path("tune_logs")
 """Where records go if no folder is given."""
@@ -157,7 +158,7 @@ def records(args: Namespace, console: Console) -> int:
         console.data(as_json(changed))
     word = "removed" if args.action == "prune" else "added"
     for name, count in changed.items():
-        console.result(f"{folder / name}: {count} records {word}")
+        console.result(f"{folder / name}: {plural(count, 'record')} {word}")
     return 0
 
 
