@@ -272,7 +272,7 @@ def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
         kw_inside=per_vector == 1 and spec.kernel[1] * columns * vectors <= MAX_UNROLLED,
         rows_outside=weight_bytes < min(data_bytes, target.l2_bytes // 2),
         # Ten products of AVX2 per iteration take 1 to 4 % longer on Zen 5 than twenty do.
-        unroll=2 if per_vector == 2 and spec.channels_per_group % 2 == 0 else 1,
+        unroll=2 if columns > 1 and per_vector == 2 and spec.channels_per_group % 2 == 0 else 1,
     )
 
 
