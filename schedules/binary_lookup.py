@@ -46,17 +46,18 @@ CONVERTED = 32
 TABLES = "table", "border", "plane", "rows", "ones", "starts"
 """Name prefixes of the blocks that are computed before all sums."""
 
-_TILES = {16: (4, 2, 4, False), 32: (6, 2, 1, False), 64: (17, 1, 1, True)}
+_TILES = {16: (4, 2, 4, False), 32: (6, 2, 1, False), 64: (14, 1, 1, True)}
 """By vector size in bytes: columns and channel vectors per tile, nibbles per loop body, and whether
 taps share table rows.
 
-The fastest of those tried on the layers of ``benchmarks/layers.py``. They have 8, 12 and up to 17
+The fastest of those tried on the layers of ``benchmarks/layers.py``. They have 8, 12 and up to 14
 accumulators. SSE needs registers for copies, because its lookup overwrites the table row; sharing
 rows takes 7 % longer with it on Zen 5, and up to 16 % on Zen 4 where row tables leave no registers.
 With AVX2 sharing is faster on Zen 4 but, by the port models of llvm-mca, 4 % slower on Intel's
 cores. At most two 64-byte lines can be loaded per cycle, which is also the lookup rate, so with 32
 registers taps share table rows, and the more columns the more often. That outweighs the 16-bit sums
-that registers do not hold: nine columns take 1 to 3 % longer on Zen 5.
+that registers do not hold: nine columns take 1 to 3 % longer on Zen 5, but 16 take 5 % longer
+than 11 where rows have 32 pixels.
 """
 
 
