@@ -7,7 +7,7 @@ import difflib
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -142,7 +142,7 @@ def fraction(text: str) -> float:
     """
     try:  # as binary floats, 99.9 / 100 is more than 999 / 1000
         value = float(Decimal(text.removesuffix("%")) / (100 if text.endswith("%") else 1))
-    except InvalidOperation:
+    except ArithmeticError:  # no number, or one beyond all bounds
         value = -1.0
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"`{text}` is not a number from 0 to 1 or a percentage")

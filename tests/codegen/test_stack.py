@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 
 import pytest
+import tvm
 
+from bnncc.codegen import memory
+from bnncc.codegen.pipeline import tvm_target
 from bnncc.schedules import schedule
 from bnncc.targets import catalog
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, Step
-from tests.kernel_harness import build
 
 STEPS = tuple(Step(op) for op in ("affine", "add", "prelu", "store"))
 
@@ -23,8 +25,10 @@ STEPS = tuple(Step(op) for op in ("affine", "add", "prelu", "store"))
 def test_spilled_vectors_are_aligned(name: str, register: str, size: int, threads: int) -> None:
     spec = BinaryConv2d(1, 28, 28, 256, 256, (3, 3), pads=(1, 1, 1, 1), steps=STEPS)
     target = catalog.resolve(name)
-    library = build({"main": schedule(define(spec), target, threads)}, target)
-    code = library.mod.inspect_source("asm")
+    func = schedule(define(spec), target, threads).with_attr("global_symbol", "main")
+    machine = tvm_target(target)
+    made = tvm.compile(tvm.IRModule({"main": func}), machine, tir_pipeline=memory.PIPELINE)
+    code = made.mod.inspect_source("asm")
     stored = re.findall(rf"v?(mov\w+)\s+%{register}\d+, \d*\(%rsp\)", code)
     aligned = [instruction for instruction in stored if re.match("mova|movdqa", instruction)]
     assert len(aligned) > 5
