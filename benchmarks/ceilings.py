@@ -18,14 +18,16 @@ ITERATIONS = 20_000
 ACCUMULATORS = 12
 
 
-def _assembly(body: list[str]) -> str:
+def _assembly(body: list[str], tiles: bool) -> str:
     lines = [
         *(f"vpxord %zmm{r}, %zmm{r}, %zmm{r}" for r in range(32)),
+        *(_configured() if tiles else []),
         "vzeroupper",
         "1:",
         *body,
         "dec $0",
         "jnz 1b",
+        *(["tilerelease"] if tiles else []),
     ]
     text = "\\0A".join(lines)
     clobbers = ",".join(f"~{{zmm{r}}}" for r in range(32))
@@ -55,6 +57,21 @@ def _fma() -> list[str]:
 
 def _dot_bytes() -> list[str]:
     return [f"vpdpbusd %zmm16, %zmm{12 + i % 4}, %zmm{i}" for i in range(ACCUMULATORS)]
+
+
+def _tile_products(instruction: str) -> list[str]:
+    """Return products of two data tiles and two weight tiles."""
+    return [f"{instruction} %tmm{6 + i % 2}, %tmm{4 + i // 2}, %tmm{i}" for i in range(4)]
+
+
+def _configured() -> list[str]:
+    """Return instructions that give all tiles sixteen rows of 64 bytes."""
+    widths = [f"movw $$64, {16 + 2 * tile}(%rsp)" for tile in range(8)]
+    rows = [f"movb $$16, {48 + tile}(%rsp)" for tile in range(8)]
+    return [
+        "sub $$256, %rsp", "vmovdqu64 %zmm0, (%rsp)", "movb $$1, (%rsp)", *widths, *rows,
+        "ldtilecfg (%rsp)", "add $$256, %rsp", *(f"tilezero %tmm{tile}" for tile in range(8)),
+    ]  # fmt: skip
 
 
 def _lookup(kind: str) -> list[str]:
@@ -87,7 +104,11 @@ MIXES = {
     "lookup 128": (_lookup_sse, ACCUMULATORS * 64, ("ssse3",)),
     "f32 fma": (_fma, ACCUMULATORS * 16, ("avx512f",)),
     "int8 dot": (_dot_bytes, ACCUMULATORS * 64, ("avx512_vnni",)),
-}
+    "int8 tiles": (lambda: _tile_products("tdpbssd"), 4 * 16**2 * 64, ("amx_tile", "amx_int8")),
+    "bfloat16 tiles": (
+        lambda: _tile_products("tdpbf16ps"), 4 * 16**2 * 32, ("amx_tile", "amx_bf16")
+    ),
+}  # fmt: skip
 """Name: instructions of one iteration, the multiply-adds they stand for, the CPU features needed.
 
 Lookups are ``pshufb`` and ``paddb``, four products for each byte: of AVX-512BW, of AVX2, and in the
@@ -116,13 +137,15 @@ class Ceiling:
         if missing := set(features) - host.features():
             raise SystemExit(f"the ceiling {name} needs a CPU with {', '.join(sorted(missing))}")
         target = catalog.CATALOG["x86-64-v4-vpopcntdq"]
+        tiles = "amx_tile" in features
+        assembly = _assembly(body(), tiles)
         with IRBuilder() as builder:
             with T.prim_func(s_tir=True):
                 T.func_name("main")
                 out = T.arg("out", T.buffer((1,), "int32"))
                 with (
                     T.sblock("root"),
-                    T.serial(0, 1, annotations={"pragma_import_llvm": _assembly(body())}),
+                    T.serial(0, 1, annotations={"pragma_import_llvm": assembly}),
                     T.sblock("run"),
                 ):
                     T.reads()
@@ -130,7 +153,8 @@ class Ceiling:
                     value = T.call_extern("int32", "ceiling_loop", T.int32(ITERATIONS))
                     T.buffer_store(out, value, [0])
             func = builder.get()
-        needed = [f"+{name.replace('_', '')}" for name in features]
+        between = "-" if tiles else ""
+        needed = [f"+{name.replace('_', between)}" for name in features]
         options = {"kind": target.kind, "mcpu": target.mcpu, "mattr": [*target.mattr, *needed]}
         tvm_target = tvm.target.Target(options)
         self._lib = tvm.compile(tvm.IRModule({"main": func}), target=tvm_target).jit()

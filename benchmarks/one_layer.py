@@ -1,6 +1,7 @@
 """One binary layer as a whole ONNX model, float NCHW in and out, against OpenVINO's binary path.
 
     taskset -c 1 python benchmarks/one_layer.py [--peers PYTHON] [--repeat N] [--json FILE]
+        [--target T]
 
 The nine layers of `layers.py`: sign, +1 padding, binary convolution. Everything counts: packing,
 the convolution, and writing floats in NCHW. Outputs are compared before anything is timed, then
@@ -60,13 +61,14 @@ def main() -> None:
     add_arguments(parser)
     parser.add_argument("--repeat", type=int, default=60)
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--target", default="native")
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.onnx"
         for shape in NINE:
             onnx.save(layer(*shape), path)
-            artifact = bnncc.compile(path)
+            artifact = bnncc.compile(path, target=args.target)
             channels, side = shape[:2]
             image = np.random.default_rng(0).standard_normal((1, channels, side, side))
             image = image.astype(np.float32)

@@ -82,7 +82,7 @@ def openvino(path: Path, threads: int, form: str) -> Served:
     """Serve OpenVINO: its binary path, float32, or int8 with its default precision for the rest."""
     import openvino as ov
 
-    if form == "binary":
+    if form.startswith("binary"):
         from peer_openvino import build
 
         model = build(onnx.load(path))
@@ -91,7 +91,7 @@ def openvino(path: Path, threads: int, form: str) -> Served:
     settings = {
         "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY",
     }  # fmt: skip
-    if form not in ("int8", "levels"):
+    if form not in ("int8", "levels", "binary-default"):
         settings["INFERENCE_PRECISION_HINT"] = "f32"
     if threads > 1:
         settings["ENABLE_CPU_PINNING"] = False
@@ -273,6 +273,7 @@ def _nchw(value: np.ndarray) -> np.ndarray:
 
 KINDS: dict[str, tuple[Callable[[Path, int, str], Served], str]] = {
     "openvino-binary": (openvino, "binary"),
+    "openvino-binary-default": (openvino, "binary-default"),
     "openvino-f32": (openvino, "f32"),
     "openvino-int8": (openvino, "int8"),
     "openvino-levels": (openvino, "levels"),

@@ -1,7 +1,7 @@
 """Whole networks, one thread, batch 1, float in and out: against every peer, and the ceilings.
 
     taskset -c 1 python benchmarks/whole_networks.py [NAME ...] [--json FILE] [--repeat N]
-        [--target T]
+        [--target T] [--against GROUP ...] [--bfloat16]
 
 Each network is compiled untuned, in both spellings of the sign, and checked against the NumPy
 evaluation of its graph; `filtered-2d` is a third column, with ``--float-conv filtered-2d``. The
@@ -14,6 +14,9 @@ before anything is timed; then all take turns (`peers.py`, `make peers`).
 
 With ``--target x86-64-v2`` or ``x86-64-v3``, OpenVINO is limited to the same instruction set
 (``ONEDNN_MAX_CPU_ISA``) and is the only peer: others have no such limit.
+
+``--bfloat16`` adds ``--float-precision bfloat16``, compared with OpenVINO's binary path in its
+default precision, which is bfloat16 on processors with AMX, and with int8.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ GROUPS = {
     "lce": ("lce-indirect", "lce-reference", "lce"),
     "float32": ("openvino-f32", "onnxruntime-f32", "torch", "torch-compile", "tflite"),
     "int8": ("openvino-int8", "onnxruntime-int8"),
+    "openvino-default": ("openvino-binary-default",),
 }
 """Peers by what they are compared as; the fastest of a group counts."""
 
@@ -57,7 +61,11 @@ LIMITS = {"x86-64-v2": "SSE41", "x86-64-v3": "AVX2"}
 TOLERANCE = 1e-4  # of the largest output
 IMAGES = 8
 # Float glue that rounds in other places flips a few signs; int8 rounds everything.
-CORRELATION = {"openvino": 0.99, "lce": 0.9, "int8": 0.9}
+# The same network in bfloat16 turns so many signs that outputs of random weights have little in
+# common; in float32, it has been compared as "openvino".
+CORRELATION = {"openvino": 0.99, "lce": 0.9, "int8": 0.9, "openvino-default": -1}
+ROUNDED = "openvino-default", "int8"
+"""Groups that the network with ``--float-precision bfloat16`` is compared with."""
 
 
 def _expect(path: Path, image: np.ndarray) -> np.ndarray:
@@ -116,12 +124,15 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> dict[str, obje
         "sign": (paths["sign"], "filtered"),
         "filtered-2d": (paths["where"], "filtered-2d"),
     }
+    if args.bfloat16:
+        variants["bfloat16"] = paths["where"], "filtered"
     artifacts, compile_seconds = {}, {}
     for variant, (path, float_conv) in variants.items():
         started = time.perf_counter()
         artifacts[variant] = bnncc.compile(
-            path, target=args.target, float_conv=float_conv, untuned=True
-        )
+            path, target=args.target, float_conv=float_conv, untuned=True,
+            float_precision="bfloat16" if variant == "bfloat16" else "float32",
+        )  # fmt: skip
         compile_seconds[variant] = time.perf_counter() - started
     image, expected = _image(name, paths["where"], shape, artifacts)
     wanted = {"where": expected, "float": _expect(paths["float"], image)}
@@ -133,9 +144,10 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> dict[str, obje
     peers = {
         group: [k for k in kinds if args.target not in LIMITS or k.startswith("openvino")]
         for group, kinds in GROUPS.items()
+        if group in args.against and (args.bfloat16 or group != "openvino-default")
     }
-    same = [kind for group in ("openvino", "lce") for kind in peers[group]]
-    ordinary = [kind for group in ("float32", "int8") for kind in peers[group]]
+    same = [k for group in ("openvino", "lce", "openvino-default") for k in peers.get(group, [])]
+    ordinary = [kind for group in ("float32", "int8") for kind in peers.get(group, [])]
     with (
         open_peers(same, paths["where"], 1, args.peers, args.lce) as binary,
         open_peers(ordinary, paths["float"], 1, args.peers, args.lce) as floats,
@@ -166,6 +178,8 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> dict[str, obje
     for group, kinds in GROUPS.items():
         times = [found[kind].best for kind in kinds if kind in found]
         ratios[group] = min(times) / best if times else None
+        if times and args.bfloat16 and group in ROUNDED:
+            ratios[f"{group}, bfloat16"] = min(times) / ours["bfloat16"].best
     return {
         "network": name,
         "macs": macs,
@@ -300,6 +314,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keep the networks and what peers make of them")
     add_arguments(parser)
     parser.add_argument("--target", default="native")
+    parser.add_argument("--against", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--bfloat16", action="store_true", help="floats in bfloat16, too")
     args = parser.parse_args()
     if args.target in LIMITS:
         os.environ["ONEDNN_MAX_CPU_ISA"] = LIMITS[args.target]

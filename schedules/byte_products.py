@@ -11,30 +11,54 @@ This kernel has not been timed; `tile_choice` says which layers use it, and why.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules import channel_tiles, epilogue, intrin_amx, multithreading, nchw, ranges
-from bnncc.schedules.intrin_amx import LOCAL, SUMS, TILE_ROWS, Tile
+from bnncc.schedules import (
+    channel_tiles,
+    epilogue,
+    intrin_amx,
+    multithreading,
+    nchw,
+    ranges,
+    software_pipeline,
+)
+from bnncc.schedules.intrin_amx import DATA, LOCAL, SUMS, TILE_ROWS, WEIGHT, Tile
 from bnncc.schedules.intrin_portable import WEIGHTS_OF_CODES
-from bnncc.schedules.intrin_x86 import SIGNS
+from bnncc.schedules.intrin_x86 import SIGNS, SPREAD
 from bnncc.schedules.space import Point, Space, with_threads
 from bnncc.schedules.templates.channel_tiles import Group
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.definitions import define
-from bnncc.topi_binary.definitions.byte_products import Layer, Lines, in_tiles
+from bnncc.topi_binary.definitions.byte_products import WORDS, Layer, Lines, in_tiles
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
 
-TILE_CYCLES, ROW_CYCLES, WEIGHT_CYCLES = 8.0, 0.5, 4.0
-"""Estimated cycles per data tile, per row of it, and per weight tile that data tiles share."""
+TILE_CYCLES, ROW_CYCLES, WEIGHT_CYCLES, LATENCY = 8.0, 0.5, 4.0, 52.0
+"""Estimated cycles per data tile, per row of it, and per weight tile that data tiles share; cycles
+after which a sum can be added to again."""
+
+AHEAD = 4
+"""Weight tiles that are expanded ahead of use."""
+
+TAPS = 9
+"""Maximum number of taps whose loop is unrolled."""
+
+LINE = 0.25
+"""Maximum fraction of the L1 cache for the sums of a line."""
+
+KEPT = 0.1
+"""Maximum fraction of the L2 cache for weights that are expanded once and then read by all lines."""
+
+Loop = Any
 
 SHARED = "data", "panel", "panel_last", "sum", "sum_last"
 """Blocks whose tensors several loop nests share."""
@@ -58,18 +82,29 @@ class Cut:
     rows: int
     tiles: int
 
+    @property
+    def windows(self) -> int:
+        """Windows per run: those whose sums are computed together."""
+        return self.rows * self.tiles
+
+    @property
+    def runs(self) -> int:
+        """Runs per line."""
+        return self.lines.places // self.windows
+
 
 def cut(spec: Layer, target: TargetSpec) -> Cut:
     """Return the partition with the fewest estimated cycles, for a flattened spec."""
     height, found = spec.output_hw[0], []
     for lined in (rows for rows in range(1, height + 1) if height % rows == 0):
         lines = Lines(spec, lined)
-        if lined > 1 and lines.needed * LANES * 4 > target.l1_bytes:
+        if lined > 1 and lines.needed * LANES * 4 > LINE * target.l1_bytes:
             break
         for rows in range(2, TILE_ROWS + 1):  # TVM cannot tensorize a loop of extent 1
             for tiles in range(1, SUMS + 1):
                 count = layout.blocks(lines.needed, rows * tiles)
                 each = tiles * (TILE_CYCLES + rows * ROW_CYCLES) + WEIGHT_CYCLES
+                each = max(each, LATENCY)
                 filled = replace(lines, places=count * tiles * rows)
                 found.append((each * count * lines.count, Cut(filled, rows, tiles)))
     return min(found, key=lambda one: one[0])[1]
@@ -101,9 +136,16 @@ def apply(
 
 def _bytes(func: tirx.PrimFunc, divided: bool, terms: bool) -> tirx.PrimFunc:
     """Schedule the expansion of data to bytes, a word at a time; loops over terms are unrolled."""
-    sch = s_tir.Schedule(ranges.part(func, {"data": {}}, SHARED))
-    n, high, wide, row, _, part, _, lane = sch.get_loops("data")
-    sch.vectorize(lane)
+    words = [block.name_hint for block in ranges.blocks(func) if block.name_hint in WORDS]
+    sch = s_tir.Schedule(ranges.part(func, {name: {} for name in (*words, "data")}, SHARED))
+    n, high, wide, row, _, part, which, lane = sch.get_loops("data")
+    for word in words:
+        sch.compute_at(word, which)
+    if words:
+        lanes = int(sch.get(lane).extent)
+        sch.tensorize(lane, SPREAD[lanes, len(words) > 1].register())
+    else:
+        sch.vectorize(lane)
     if terms:
         sch.unroll(part)
     if divided:
@@ -115,44 +157,78 @@ def _channels(
     func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut,
     end: str, divided: bool,
 ) -> list[tirx.PrimFunc]:  # fmt: skip
-    """Schedule the blocks of sixteen channels, one after the other."""
+    """Schedule the blocks of sixteen channels.
+
+    Weights that are few are expanded first, and all blocks are applied to a line of data while it
+    is in the cache. Others are expanded while they are applied, block by block.
+    """
     names = ("data", "window", f"panel{end}", f"sum{end}", f"out{end}")
     own = ranges.part(func, {name: {} for name in (*names, *nchw.names(func))}, SHARED[:1])
+    (tensor,) = (b.writes[0].source for b in ranges.blocks(own) if b.name_hint == f"panel{end}")
+    count, *elements, _, _ = map(int, tensor.shape)
+    each = math.prod(elements)
+    kept = each <= AHEAD or _kept(spec, target, chosen, tensor)
+    early = not (in_tiles(spec) or divided) and count * each > AHEAD
+    order = "nho" if kept else "onh"
+    sums = _sums(own, spec, chosen, end, order, early)
+    expanded = [] if early or in_tiles(spec) else [_panel(own, spec, end)]
+    if early:
+        first, sums = software_pipeline.ahead(sums, order.index("o"), AHEAD, kept)
+        expanded = [first]
     full, rest = divmod(spec.out_channels, LANES)
     group = Group(1, full, (rest,)) if end else Group(full, 0, (LANES,))
-    parts = [_sums(own, spec, chosen, end), _results(own, spec, target, chosen, end)]
-    parts += nchw.transposed(own, spec, group, "onh", count=chosen.lines.rows)
-    lines = ranges.joined(parts, 3)
-    if in_tiles(spec):
-        return [ranges.parallel(lines, 3) if divided else lines]
-    panel = _panel(own, spec, end)
-    if divided:  # expand all weights first: threads share channels and lines
-        return [ranges.parallel(panel, 1), ranges.parallel(lines, 3)]
-    return [ranges.joined([panel, lines], 1)]
+    parts = [sums, _results(own, spec, target, chosen, end, order)]
+    parts += nchw.transposed(own, spec, group, order, count=chosen.lines.rows)
+    if divided:
+        expanded = [ranges.parallel(panel, 1) for panel in expanded]
+        return [*expanded, ranges.parallel(ranges.joined(parts, 3), 3)]
+    return [*expanded, *software_pipeline.behind(parts, 3)]
+
+
+def _kept(spec: Layer, target: TargetSpec, chosen: Cut, panel: tirx.Buffer) -> bool:
+    """Return whether the L2 cache should hold all weights as tiles, for several runs of pixels."""
+    if isinstance(spec.n, int) and spec.n * chosen.lines.count * chosen.runs == 1:
+        return False
+    size = math.prod(map(int, panel.shape)) * tvm_ffi.dtype(panel.dtype).itemsize
+    return size <= KEPT * target.l2_bytes
 
 
 def _panel(func: tirx.PrimFunc, spec: Layer, end: str) -> tirx.PrimFunc:
     """Schedule the expansion of weights to bytes."""
     sch = s_tir.Schedule(ranges.part(func, {f"panel{end}": {}}, SHARED))
-    last = sch.get_loops(f"panel{end}")[-1]
+    _expand(sch, spec, f"panel{end}")
+    return sch.mod["main"]
+
+
+def _expand(sch: s_tir.Schedule, spec: Layer, panel: str) -> None:
+    """Apply the instructions that expand weights."""
+    last = sch.get_loops(panel)[-1]
     if isinstance(spec, BinaryConv2d):
         sch.tensorize(last, SIGNS.register())
     elif getattr(spec, "method", "") == "packed":
         sch.tensorize(last, WEIGHTS_OF_CODES[cast("FewBitConv2d", spec).weight_bits].register())
     else:
         sch.vectorize(last)
-    return sch.mod["main"]
 
 
-def _sums(func: tirx.PrimFunc, spec: Layer, chosen: Cut, end: str) -> tirx.PrimFunc:
-    """Schedule the tile products."""
+def _sums(
+    func: tirx.PrimFunc, spec: Layer, chosen: Cut, end: str,
+    order: str, early: bool,
+) -> tirx.PrimFunc:  # fmt: skip
+    """Schedule the tile products; `early`: each step also expands weights, for a later one."""
     name, panel, stored = f"sum{end}", f"panel{end}", in_tiles(spec)
-    kept: dict[str, ranges.Bounds] = {block: {} for block in ("window", name, *[panel] * stored)}
-    sch = s_tir.Schedule(ranges.part(func, kept, SHARED))
+    whole = ("window", name, *[panel] * (stored or early))
+    kept: dict[str, ranges.Bounds] = {block: {} for block in whole}
+    shared = [block for block in SHARED if block != panel or not early]
+    sch = s_tir.Schedule(ranges.part(func, kept, shared))
     # 2 tile
     n, line, o, place, lane, kh, kw, c, k = sch.get_loops(name)
-    run, tile, row = sch.split(place, [None, chosen.tiles, chosen.rows])
-    sch.reorder(o, n, line, run, kh, kw, c, tile, row, lane, k)
+    held = max(k for k in range(1, DATA + 1) if chosen.tiles % k == 0)
+    run, turn, tile, row = sch.split(place, [None, chosen.tiles // held, held, chosen.rows])
+    sch.reorder(*_ordered(order, n, line, o), run, kh, kw, c, turn, tile, row, lane, k)
+    tap = sch.fuse(kh, kw)
+    if int(sch.get(tap).extent) <= TAPS:
+        sch.unroll(tap)
     # 3 stage: contents of the tiles
     data = sch.get_sblock("window")
     sch.set_scope(data, 0, LOCAL)
@@ -162,36 +238,46 @@ def _sums(func: tirx.PrimFunc, spec: Layer, chosen: Cut, end: str) -> tirx.PrimF
     else:
         weight = sch.cache_read(name, 1, LOCAL)
     total = sch.cache_write(name, 0, LOCAL)
-    sch.compute_at(data, tile)
+    sch.compute_at(data, turn)
     sch.compute_at(weight, c)
+    sch.annotate(tap, software_pipeline.STEP, 1)
+    if early:
+        sch.compute_at(panel, c)
+        _expand(sch, spec, panel)
     sch.reverse_compute_at(total, run)
     again, stored = sch.split(sch.get_loops(total)[-2], [chosen.tiles, chosen.rows])
-    *_, first, cleared, _ = sch.get_loops(sch.decompose_reduction(name, kh))
+    *_, first, second, cleared, _ = sch.get_loops(sch.decompose_reduction(name, tap))
+    again_data, each = sch.split(sch.get_loops(data)[-2], [held, chosen.rows])
     # 4 tensorize
     loops = {
-        "zero": cleared, "load": sch.get_loops(data)[-2],
+        "zero": cleared, "load": each,
         "load_weight": sch.get_loops(weight)[-2], "dot": row, "store": stored,
     }  # fmt: skip
     one, other = (str(sch.get(block).writes[0].source.dtype) for block in (data, weight))
     for operation, loop in loops.items():
         sch.tensorize(loop, Tile(operation, chosen.rows, (one, other)).register())
     # 5 unroll: instructions take tile numbers as immediates
-    channel_tiles.unrolled(sch, (first, tile, again))
+    channel_tiles.unrolled(sch, (first, second, turn, tile, again_data, again))
     return sch.mod["main"]
 
 
 def _results(
     func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut,
-    end: str,
+    end: str, order: str,
 ) -> tirx.PrimFunc:  # fmt: skip
-    """Schedule the epilogue of a line."""
-    out = f"out{end}"
+    """Schedule the epilogue: loops over images, lines, vectors of channels, rows and columns."""
+    out, lines = f"out{end}", chosen.lines
     sch = s_tir.Schedule(ranges.part(func, {out: {}}, (*SHARED, *epilogue.BLOCKS)))
     n, h, w, o = sch.get_loops(out)
-    line, row = sch.split(h, [chosen.lines.count, chosen.lines.rows])
-    sch.reorder(o, n, line, row, w)
+    line, row = sch.split(h, [lines.count, lines.rows])
+    sch.reorder(*_ordered(order, n, line, o), row, w)
     epilogue.vectorize(sch, sch.get_sblock(out), spec.out_channels, target)
     return sch.mod["main"]
+
+
+def _ordered(order: str, n: Loop, line: Loop, o: Loop) -> list[Loop]:
+    loops = {"n": n, "h": line, "o": o}
+    return [loops[axis] for axis in order]
 
 
 def _configured(func: tirx.PrimFunc, chosen: Cut) -> tirx.PrimFunc:
@@ -213,7 +299,7 @@ def _uses_tiles(stmt: tirx.Stmt) -> bool:
 
 
 def _with_tiles(loop: tirx.For, chosen: Cut) -> list[tirx.Stmt]:
-    rows = [*[chosen.rows] * (SUMS + 1), TILE_ROWS]
+    rows = [*[chosen.rows] * WEIGHT, TILE_ROWS]
     with IRBuilder() as builder, T.sblock("configured"):
         T.reads()
         T.writes()

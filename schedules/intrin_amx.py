@@ -39,8 +39,8 @@ BFLOAT16 = "uint16"
 """Type in which bfloat16 is stored."""
 
 
-SUMS, DATA, WEIGHT = 6, 6, 7
-"""Number of tiles for sums (the first ones), and the numbers of the data and weight tiles."""
+SUMS, DATA, WEIGHT = 5, 2, 7
+"""Number of tiles for sums (the first ones) and for data (the next ones); the weight tile."""
 
 LOCAL = "local"
 """Storage scope of tensors that are tiles."""
@@ -73,12 +73,12 @@ def zero(tile: Expr) -> None:
     _call("tilezero", T.uint8(tile))
 
 
-def load(tile: int, first: Expr, stride: Expr) -> None:
+def load(tile: Expr, first: Expr, stride: Expr) -> None:
     """Load the rows of a tile from memory.
 
     Parameters
     ----------
-    tile : int
+    tile : Expr
         Number of the tile.
     first : Expr
         Buffer element at which the first row starts.
@@ -93,7 +93,7 @@ def store(tile: int, first: Expr, stride: Expr) -> None:
     _call("tilestored64", T.uint8(tile), T.address_of(first), stride)
 
 
-def dot(total: Expr, data: int, weight: int, *, types: tuple[str, str]) -> None:
+def dot(total: Expr, data: Expr, weight: int, *, types: tuple[str, str]) -> None:
     """Add the product of two tiles to a third; `types` is a key of `DOTS`."""
     _call(DOTS[types], T.uint8(total), T.uint8(data), T.uint8(weight))
 
@@ -102,9 +102,9 @@ def dot(total: Expr, data: int, weight: int, *, types: tuple[str, str]) -> None:
 class Tile(Pair):
     """An instruction on tiles that replaces a loop over elements of tensors in scope `LOCAL`.
 
-    Such a tensor stands for tiles. Sums, of `rows` rows each, are stored one after the other, and
-    the offset of a sum in its tensor gives the number of its tile. Data and weights are in the
-    tiles `DATA` and `WEIGHT`.
+    Such a tensor stands for tiles. Sums and data, of `rows` rows each, are stored one after the
+    other, and the offset of one in its tensor gives the number of its tile. Weights are in the tile
+    `WEIGHT`.
     """
 
     operation: str
@@ -172,17 +172,23 @@ class Tile(Pair):
             T.buffer_store(last, value, [i, j])
 
     def _instruction(self, *buffers: Buffer) -> None:
-        total = buffers[0 if self.operation == "store" else -1]
-        number = T.Cast("uint8", total.elem_offset // (self.rows * (TILE_BYTES // 4)))
         if self.operation == "zero":
-            zero(number)
+            zero(self._number(buffers[0], 0))
         elif self.operation == "dot":
-            dot(number, DATA, WEIGHT, types=self.types)
+            data, _, total = buffers
+            dot(self._number(total, 0), self._number(data, SUMS), WEIGHT, types=self.types)
         elif self.operation == "store":
-            store(number, buffers[1][0, 0], _stride(buffers[1]) * T.int64(4))
+            total, memory = buffers
+            store(self._number(total, 0), memory[0, 0], _stride(memory) * T.int64(4))
         else:
-            tile = DATA if self.operation == "load" else WEIGHT
-            load(tile, buffers[0][0, 0], _stride(buffers[0]) * T.int64(4 // self.together))
+            memory, tile = buffers
+            number = self._number(tile, SUMS) if self.operation == "load" else WEIGHT
+            load(number, memory[0, 0], _stride(memory) * T.int64(4 // self.together))
+
+    def _number(self, tiles: Buffer, first: int) -> Expr:
+        """Return the number of the tile that a tensor stands for."""
+        rows, columns = tiles.shape
+        return T.Cast("uint8", tiles.elem_offset // (rows * columns) + first)
 
 
 def number_of(stored: Expr) -> Expr:

@@ -359,3 +359,31 @@ SIGNS = TensorPair(
 def _signs(bits: Expr) -> Expr:
     one, other = (T.Broadcast(T.int8(value), 64) for value in (1, -1))
     return T.Select(T.Cast("boolx64", bits), one, other)
+
+
+def _spread(lanes: int, signed: bool) -> TensorPair:
+    def chosen(word: Expr, value: int, other: Expr) -> Expr:
+        bits = T.Cast(f"boolx{lanes}", T.reinterpret(f"uint1x{lanes}", word[0]))
+        return T.Select(bits, T.Broadcast(T.int8(value), lanes), other)
+
+    def desc(lane: Expr, *buffers: Buffer) -> list[tuple[Expr, Expr]]:
+        one, *kept, _ = buffers
+        other = T.Select(bit(kept[0][0], lane), T.int8(-1), T.int8(0)) if kept else T.int8(0)
+        return [(lane, T.Select(bit(one[0], lane), T.int8(1), other))]
+
+    def impl(*buffers: Buffer) -> list[tuple[Expr, Expr]]:
+        one, *kept, _ = buffers
+        zeros = T.Broadcast(T.int8(0), lanes)
+        other = chosen(kept[0], -1, zeros) if kept else zeros
+        return [(T.Ramp(0, 1, lanes), chosen(one, 1, other))]
+
+    words = (Operand((1,), f"uint{lanes}"),) * (1 + signed)
+    name = f"avx512bw_{'signs_or_zeros' if signed else 'zeros_or_ones'}_{lanes}_i8"
+    return TensorPair(
+        name, "avx512bw", (*words, Operand((lanes,), "int8")), lanes, desc, impl, fresh=True
+    )  # fmt: skip
+
+
+SPREAD = {(lanes, signed): _spread(lanes, signed) for lanes in (32, 64) for signed in (False, True)}
+"""By lanes, and whether there are signs: expand bits to bytes, +1 and 0, or +1 and -1; those that a
+second word does not keep become 0."""

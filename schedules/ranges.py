@@ -56,12 +56,12 @@ def part(
             common += [tensor for tensor in made if tensor in root.alloc_buffers]
     kept = []
     for stmt in statements(root.body):
-        loops, realize = _opened(stmt)
+        loops, realize = opened(stmt)
         name = realize.block.name_hint if loops else ""
         if not loops or name in bounds:
             kept.append(_cut(loops, realize, bounds[name]) if loops else stmt)
-    body = rooted(func, _sequence(kept), root.alloc_buffers)
-    return func.with_body(_with_own_variables(body, common))
+    body = rooted(func, sequence(kept), root.alloc_buffers)
+    return func.with_body(with_own_variables(body, common))
 
 
 def with_parameters(func: tirx.PrimFunc, other: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -79,8 +79,8 @@ def with_parameters(func: tirx.PrimFunc, other: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def blocks(func: tirx.PrimFunc) -> list[s_tir.SBlock]:
     """Return the blocks of a definition, each the body of a loop nest."""
-    opened = (_opened(stmt) for stmt in statements(func.body.block.body))
-    return [realize.block for loops, realize in opened if loops]
+    found = (opened(stmt) for stmt in statements(func.body.block.body))
+    return [realize.block for loops, realize in found if loops]
 
 
 def _cut(loops: Sequence[tirx.For], realize: s_tir.SBlockRealize, bounds: Bounds) -> tirx.Stmt:
@@ -105,7 +105,7 @@ def exchanged(func: tirx.PrimFunc, axes: Mapping[str, tuple[int, int]]) -> tirx.
     """
     root, done = func.body.block, []
     for stmt in statements(root.body):
-        loops, realize = _opened(stmt)
+        loops, realize = opened(stmt)
         if not loops or realize.block.name_hint not in axes:
             done.append(stmt)
             continue
@@ -119,7 +119,7 @@ def exchanged(func: tirx.PrimFunc, axes: Mapping[str, tuple[int, int]]) -> tirx.
             loop = loops[i]
             made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, made)
         done.append(made)
-    return func.with_body(rooted(func, _sequence(done), root.alloc_buffers))
+    return func.with_body(rooted(func, sequence(done), root.alloc_buffers))
 
 
 def _int64(value: Any) -> Any:
@@ -147,7 +147,7 @@ def ends(func: tirx.PrimFunc, number: int, count: int) -> tirx.PrimFunc:
     def replaced(loops: list[tirx.For], body: tirx.Stmt) -> tirx.Stmt:
         *outer, turn = loops
         side, own = (tirx.Var(name, turn.loop_var.ty) for name in ("side", "turn"))
-        body = _renamed(body, {turn.loop_var: side * (turn.extent - count) + own})
+        body = renamed(body, {turn.loop_var: side * (turn.extent - count) + own})
         for var, extent in ((own, count), (side, 2)):
             body = tirx.For(var, turn.min, int64(extent), turn.kind, body)
         for loop in reversed(outer):
@@ -197,7 +197,7 @@ def _divided(loop: tirx.For, size: Any) -> tirx.Stmt:
         def lane(node: tirx.For) -> tirx.Stmt:
             if not node.loop_var.same_as(vector.loop_var):
                 return node
-            body = _renamed(node.body, {vector.loop_var: place})
+            body = renamed(node.body, {vector.loop_var: place})
             return body if count == 1 else tirx.For(own, number(0), number(count), node.kind, body)
 
         def always(node: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
@@ -205,7 +205,7 @@ def _divided(loop: tirx.For, size: Any) -> tirx.Stmt:
 
         callbacks = [(tirx.For, lane), (s_tir.SBlockRealize, always)]
         body = tvm_ffi.structural_map(loop.body, callbacks)
-        return _with_own_variables(_renamed(body, {loop.loop_var: turn}))
+        return with_own_variables(renamed(body, {loop.loop_var: turn}))
 
     def turns(count: Any, how: Any, body: Callable[[tirx.Var], tirx.Stmt]) -> tirx.Stmt:
         var = tirx.Var("turn", kind)
@@ -223,10 +223,10 @@ def _divided(loop: tirx.For, size: Any) -> tirx.Stmt:
             steps = [turns(short, serial, lambda k: piece(whole, k * REST_LANES, REST_LANES))]
         steps.append(turns(rest, serial, lambda k: piece(whole, done + k, 1)))
     main = turns(whole, loop.kind, lambda k: piece(k, number(0), lanes))
-    return _sequence([main, *steps])
+    return sequence([main, *steps])
 
 
-def _with_own_variables(stmt: tirx.Stmt, common: Sequence[tirx.Var] = ()) -> tirx.Stmt:
+def with_own_variables(stmt: tirx.Stmt, common: Sequence[tirx.Var] = ()) -> tirx.Stmt:
     """Return a copy of a statement with new variables, except free ones and those in `common`."""
     own = {var: var for var in (*common, *tirx.analysis.undefined_vars(stmt, []))}
 
@@ -264,7 +264,7 @@ def parallel(func: tirx.PrimFunc, count: int) -> tirx.PrimFunc:
             # TVM cannot prove that a remainder by a symbol is below that symbol.
             places[loop.loop_var] = rest if loop is turning[0] else rest % loop.extent
             rest, total = rest // loop.extent, total * loop.extent
-        return tirx.For(fused, int64(0), total, tirx.ForKind.PARALLEL, _renamed(body, places))
+        return tirx.For(fused, int64(0), total, tirx.ForKind.PARALLEL, renamed(body, places))
 
     return _with_loops(func, count, replaced)
 
@@ -280,12 +280,13 @@ def _with_loops(
     root = func.body.block
     steps = statements(root.body)
     (nest,) = (stmt for stmt in steps if isinstance(stmt, tirx.For))
-    body = replaced(*_opened(nest, count))
-    done = _sequence([body if stmt is nest else stmt for stmt in steps])
+    body = replaced(*opened(nest, count))
+    done = sequence([body if stmt is nest else stmt for stmt in steps])
     return func.with_body(rooted(func, done, root.alloc_buffers))
 
 
-def _renamed(stmt: tirx.Stmt, names: Mapping[tirx.Var, Any]) -> Any:
+def renamed(stmt: tirx.Stmt, names: Mapping[tirx.Var, Any]) -> Any:
+    """Return a statement with expressions in place of variables."""
     return tvm_ffi.structural_map(stmt, (tirx.Var, lambda var: names.get(var, var)))
 
 
@@ -311,22 +312,22 @@ def joined(parts: Sequence[tirx.PrimFunc], shared: int) -> tirx.PrimFunc:
         steps = statements(root.body)
         (nest,) = (stmt for stmt in steps if isinstance(stmt, tirx.For))
         views += [stmt for stmt in steps if stmt is not nest]
-        loops, body = _opened(nest, shared)
+        loops, body = opened(nest, shared)
         common = common or loops
         same = {old.loop_var: new.loop_var for old, new in zip(loops, common, strict=True)}
         renamed = partial(_found, same)
         bodies.append(tvm_ffi.structural_map(body, (tirx.Var, renamed)))
-    made = _sequence(bodies)
+    made = sequence(bodies)
     for loop in reversed(common):
         made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, made)
     tensors = list(dict.fromkeys(tensor for root in roots for tensor in root.alloc_buffers))
-    return parts[0].with_body(rooted(parts[0], _sequence([*views, made]), tensors))
+    return parts[0].with_body(rooted(parts[0], sequence([*views, made]), tensors))
 
 
 def followed(parts: Sequence[tirx.PrimFunc]) -> tirx.PrimFunc:
     """Concatenate the scheduled parts of a function."""
     roots = [func.body.block for func in parts]
-    body = _sequence([stmt for root in roots for stmt in statements(root.body)])
+    body = sequence([stmt for root in roots for stmt in statements(root.body)])
     tensors = list(dict.fromkeys(tensor for root in roots for tensor in root.alloc_buffers))
     return parts[0].with_body(rooted(parts[0], body, tensors))
 
@@ -335,7 +336,8 @@ def _found(same: Mapping[tirx.Var, tirx.Var], var: tirx.Var) -> tirx.Var:
     return same.get(var, var)
 
 
-def _sequence(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
+def sequence(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
+    """Return the only statement, or a sequence of all."""
     return tirx.SeqStmt(stmts) if len(stmts) > 1 else stmts[0]
 
 
@@ -344,8 +346,8 @@ def statements(stmt: tirx.Stmt) -> list[tirx.Stmt]:
     return list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
 
 
-def _opened(stmt: tirx.Stmt, most: int = sys.maxsize) -> tuple[list[tirx.For], tirx.Stmt]:
-    """Return the outermost loops of a nest, and their body."""
+def opened(stmt: tirx.Stmt, most: int = sys.maxsize) -> tuple[list[tirx.For], tirx.Stmt]:
+    """Return the outermost loops of a nest, `most` at most, and their body."""
     loops: list[tirx.For] = []
     while isinstance(stmt, tirx.For) and len(loops) < most:
         loops.append(stmt)

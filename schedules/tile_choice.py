@@ -1,10 +1,11 @@
 """Selection of the layers that use AMX tiles, on targets that have them.
 
-Only Intel's server processors since Sapphire Rapids have AMX. A prototype was timed there. Binary
-3x3 layers are faster on tiles from 16 pixels on; binary 1x1 layers only for 16 to 32 pixels with
-results in bits. For levels, only peak rates are known: tiles multiply seven times as many bytes as
-vectors do. In bfloat16, tiles reach 0.97 products per picosecond, compared with about 0.15 for
-`vdpbf16ps` and 0.08 in float32, so layers from 16 pixels on use them.
+Only Intel's server processors since Sapphire Rapids have AMX. Binary layers were timed on one of
+them, both on tiles and with VPOPCNTDQ (``benchmarks/tile_layers.py``): a step on tiles takes about
+as long for a few pixels as for fifty, and results in float32 take time that tiles cannot shorten.
+For levels and bfloat16, only peak rates are known: tiles multiply seven times as many bytes as
+vectors do, and 0.97 products of bfloat16 per picosecond, compared with about 0.15 for `vdpbf16ps`
+and 0.08 in float32.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import cast
 
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout, quantization
+from bnncc.topi_binary.build import aliases
 from bnncc.topi_binary.definitions.byte_products import Layer
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import DEPTH, LANES, WORD_BITS
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d
+from bnncc.topi_binary.step import TENSORS, output_kinds
 
 ORDER = "fours"
 """Order of the binary weights that tiles read."""
@@ -25,9 +28,19 @@ ORDER = "fours"
 WINDOWED = 9
 """Taps per kernel from which the bytes of a pixel are reused often enough."""
 
-MIN_PIXELS, MAX_POINTWISE, POINTWISE_BYTES = 16, 32, 32 * 1024
-"""Pixels per image from which tiles are faster. Binary layers with fewer than `WINDOWED` taps use
-them for up to `MAX_POINTWISE` pixels, if the bytes of these stay in the L1 cache."""
+MIN_PIXELS = 16
+"""Pixels per image from which levels and floats use tiles."""
+
+WINDOWED_PIXELS = 40
+"""Pixels per image from which binary layers with `WINDOWED` taps or more use tiles."""
+
+POINTWISE_PIXELS, POINTWISE_CHANNELS = (32, 64), 512
+"""Pixels per image (from, to) and least channels with which other binary layers do, if their
+results are bits."""
+
+FLOAT_PRODUCTS, FLOAT_SHARE = 100, 0.5
+"""Least products per byte of float32 that the epilogue of a binary layer reads or writes, and
+maximum fraction of the L2 cache for these bytes."""
 
 MAX_TERMS = 512
 """Maximum number of channels for which sums of three-term products are as exact as documented."""
@@ -75,15 +88,26 @@ def pays(spec: Layer, target: TargetSpec) -> bool:
     flat = flattened(spec)
     pixels, depth = flat.output_hw[0] * flat.output_hw[1], spec.channels_per_group
     room = layout.blocks(depth, DEPTH) * DEPTH
+    if isinstance(spec, BinaryConv2d):
+        filled = layout.words(depth) * WORD_BITS >= MIN_FILLED * room
+        return filled and _binary_pays(spec, pixels, target)
     if pixels < MIN_PIXELS:
         return False
-    if not isinstance(spec, BinaryConv2d):  # floats fill tiles; levels are bytes already
-        floats = spec.method == "direct"
-        few = cast("FewBitConv2d", spec)
-        return floats or few_bit_data.group_words(few) * few_bit_data.per_word(few) * 2 >= room
-    if layout.words(depth) * WORD_BITS < MIN_FILLED * room:
-        return False
-    if spec.window_size >= WINDOWED:
-        return True
-    bits = all(step.op == "threshold" for step in spec.steps)
-    return bits and pixels * spec.channels <= POINTWISE_BYTES and pixels <= MAX_POINTWISE
+    few = cast("FewBitConv2d", spec)  # floats fill tiles; levels are bytes already
+    floats = spec.method == "direct"
+    return floats or few_bit_data.group_words(few) * few_bit_data.per_word(few) * 2 >= room
+
+
+def _binary_pays(spec: BinaryConv2d, pixels: int, target: TargetSpec) -> bool:
+    if spec.window_size < WINDOWED:
+        least, most = POINTWISE_PIXELS
+        bits = all(step.op == "threshold" for step in spec.steps)
+        return bits and least <= pixels <= most and spec.channels >= POINTWISE_CHANNELS
+    over = aliases(spec) if spec.steps else []
+    made = [kind for step in spec.steps for kind in output_kinds(step)]
+    floats = sum(step.op in TENSORS for step in spec.steps)
+    floats += sum(kind == "store" and old < 0 for kind, old in zip(made, over, strict=True))
+    size = 4 * floats * pixels * spec.out_channels
+    products = pixels * spec.out_channels * spec.taps
+    few = size <= FLOAT_SHARE * target.l2_bytes and products >= FLOAT_PRODUCTS * size
+    return few and pixels >= WINDOWED_PIXELS

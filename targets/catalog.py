@@ -211,9 +211,6 @@ _ARCHITECTURES = {
 
 NATIVE = "native"
 
-UNTIMED = ("x86-64-v4-amx",)
-"""Targets whose kernels have been timed on no machine: `native` takes none of them."""
-
 _CORES = {
     **dict.fromkeys(("0xd03", "0xd04"), "arm64-a53"),  # Cortex-A53, A35
     **dict.fromkeys(("0xd07", "0xd08", "0xd09"), "arm64-a76"),  # Cortex-A57, A72, A73
@@ -278,7 +275,7 @@ def native() -> TargetSpec:
     features = host.features()
     own = [CATALOG[_CORES[host.core()]]] if host.core() in _CORES else []
     for spec in (*own, *reversed(CATALOG.values())):
-        if spec.name in UNTIMED or spec.kind != "llvm":
+        if spec.kind != "llvm":
             continue
         if features.issuperset(spec.features):
             l1, l2 = host.cache_bytes()

@@ -230,7 +230,9 @@ def test_weight_order_is_chosen_by_rule() -> None:
 def test_tiles_are_used_where_a_study_found_them_faster() -> None:
     layer = BinaryConv2d(1, 16, 16, 128, 64, (3, 3), pads=(1, 1, 1, 1))
     pointwise = dataclasses.replace(layer, kernel=(1, 1), pads=(0, 0, 0, 0))
-    rows = BinaryConv2d(16, 1, 1, 512, 100, (1, 1), rank=2, steps=THRESHOLD)
+    rows = BinaryConv2d(32, 1, 1, 512, 100, (1, 1), rank=2, steps=THRESHOLD)
+    added = (Step("affine"), Step("add"), Step("store"))
+    large = dataclasses.replace(layer, height=64, width=64, steps=added)
     for spec, pays in (
         (layer, True),
         (dataclasses.replace(layer, height=5, width=5, pads=(0, 0, 0, 0)), False),  # nine pixels
@@ -238,7 +240,12 @@ def test_tiles_are_used_where_a_study_found_them_faster() -> None:
         (dataclasses.replace(layer, groups=8), False),  # of 16 channels each
         (pointwise, False),
         (rows, True),
-        (dataclasses.replace(rows, n=8), False),
+        (dataclasses.replace(rows, n=16), False),
+        (dataclasses.replace(rows, n=128), False),
+        (dataclasses.replace(layer, steps=added), True),
+        (large, False),  # 2 MiB of floats
+        (dataclasses.replace(large, channels=512), False),
+        (dataclasses.replace(layer, channels=64, steps=added), False),  # 72 products per byte
         (dataclasses.replace(rows, steps=(Step("affine"), Step("store"))), False),
     ):
         for name, target in catalog.CATALOG.items():

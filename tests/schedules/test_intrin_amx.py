@@ -18,7 +18,7 @@ from tvm.tirx.script import builder as T
 
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.schedules import intrin_amx, ranges
-from bnncc.schedules.intrin_amx import DOTS, LOCAL, SUMS, Tile
+from bnncc.schedules.intrin_amx import DOTS, LOCAL, WEIGHT, Tile
 from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.definitions.terms import bfloat16
@@ -103,7 +103,7 @@ def on_tiles(sch: s_tir.Schedule, types: tuple[str, str], rows: int) -> tirx.Pri
         T.reads()
         T.writes()
         config = T.sblock_alloc_buffer((8,), "uint64")
-        intrin_amx.configure(config, (*[rows] * (SUMS + 1), 16))
+        intrin_amx.configure(config, (*[rows] * WEIGHT, 16))
     with IRBuilder() as ended, T.sblock("released"):
         T.reads()
         T.writes()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 
 from tvm import tirx
@@ -33,6 +33,7 @@ from bnncc.topi_binary.definitions.blocks import (
     buffer,
     compute,
     extent,
+    int64,
 )
 from bnncc.topi_binary.definitions.taps import inside, pixel
 from bnncc.topi_binary.definitions.terms import bfloat16, to_bfloat16, weight_of_code
@@ -57,7 +58,8 @@ They are expressions, not tables, so that TVM can derive the regions that are re
 _HALVES = ("uint16", "uint16")
 """Types of data and weights stored as the bits of bfloat16."""
 
-_ALL = 2**WORD_BITS - 1
+WORDS = "word", "kept"
+"""Blocks of words of data: bits, and which of them are not exact zeros."""
 
 
 @dataclass(frozen=True)
@@ -161,10 +163,13 @@ class Operands:
     """Data elements converted at a time."""
     datum: Callable[..., Expr]
     """Takes image, row, column (possibly outside the image), group, block of `lanes` elements, and
-    lane; returns a data element."""
+    lane; returns a data element. See also `packed`."""
     weight: Callable[..., Expr]
     """Takes vector of output channels, kernel row and column, block of `depth` channels, word in
     the block and element in the word (and, if `places` > 1, the place); returns a weight."""
+    packed: tuple[Callable[..., Expr], ...] = ()
+    """For data stored as bits: each takes the arguments of `datum`, without the lane, and returns a
+    word. `datum` takes these words, and a lane."""
     terms: int = 1
     """Number of terms whose sum is a data element, or a weight. Terms of data are stored like
     groups, those of weights consecutively."""
@@ -223,19 +228,28 @@ def summed(met: Operands, n: Expr, form: str) -> list[Callable[..., Expr]]:
     data = buffer("bytes", (n, held, lines.pixels, met.depth), met.types[0])
     parts = met.depth // met.lanes
 
-    def datum(n: Expr, *i: Expr) -> Expr:
+    def under(value: Callable[..., Expr], n: Expr, *i: Expr) -> Expr:
         high, wide, row, column, *channel = i
         y = row * spec.strides[0] + high - spec.pads[0]
         x = column * spec.strides[1] + wide - spec.pads[1]
-        return met.datum(n, y, x, *channel)
+        return value(n, y, x, *channel)
+
+    def datum(*i: Expr) -> Expr:
+        if met.packed:
+            return met.datum(*(words[i[:-1]] for words in words_of), i[-1])
+        return under(met.datum, *i)
 
     def where(n: Expr, *i: Expr) -> list[Expr]:
         high, wide, row, column, group, part, lane = i
         place = lines.place((high, wide), row, column)
         return [n, group * met.steps + part // parts, place, part % parts * met.lanes + lane]
 
-    extents = (*lines.phases, *lines.plane, met.parts, met.steps * parts, met.lanes)
-    compute("data", data, (n, *extents), datum, where)
+    extents = (n, *lines.phases, *lines.plane, met.parts, met.steps * parts)
+    kind = f"uint{met.lanes}"
+    words_of = [buffer(name, [*map(extent, extents)], kind) for name in WORDS[: len(met.packed)]]
+    for name, words, value in zip(WORDS, words_of, met.packed, strict=False):
+        compute(name, words, extents, partial(under, value))
+    compute("data", data, (*extents, met.lanes), datum, where)
     blocks = spec.groups * met.products * met.steps
     taps = [*map(extent, (n, lines.count, *spec.kernel, blocks, places, met.depth))]
     window = compute(
@@ -286,32 +300,46 @@ def _sums(
 
 def of_bits(met: binary_operands.Operands) -> Operands:
     """Return the operands of a binary layer whose weights are in the order ``fours``."""
-    spec, count = met.spec, layout.words(met.depth)
-    outside = T.uint32(_ALL * (spec.pad_value != 0)), T.uint32(_ALL * (spec.pad_value > 0))
-    steps = layout.blocks(met.depth, DEPTH)
+    spec, steps = met.spec, layout.blocks(met.depth, DEPTH)
     shape = [*map(extent, (layout.blocks(spec.out_channels), *spec.kernel, steps, LANES))]
     stored = T.decl_buffer(shape, "uint64", data=met.weight.data)
+    lanes = math.gcd(layout.words(met.depth) * WORD_BITS, DEPTH)
+    count, rest, kind = layout.blocks(met.depth, lanes), met.depth % lanes, f"uint{lanes}"
+    data, zeros = (
+        None if plane is None else
+        aliased(plane, [*plane.shape[:-1], int64(count * spec.groups)], kind)
+        for plane in (met.data, met.zero)
+    )  # fmt: skip
+    none = tirx.const(0, kind)
+    every = T.bitwise_not(none)
 
-    def datum(n: Expr, y: Expr, x: Expr, group: Expr, word: Expr, lane: Expr) -> Expr:
+    def kept(n: Expr, y: Expr, x: Expr, group: Expr, word: Expr) -> Expr:
         where = tuple(pixel(spec, n, y, x, group * count + word))
-        here, there = inside(spec, y, x), word < count
-        zeros = T.uint32(0) if met.zero is None else met.zero[where]
-        rest = met.depth % WORD_BITS
-        existing: Expr = T.uint32(_ALL)
+        here = every if zeros is None else T.bitwise_not(zeros[where])
+        there = T.if_then_else(inside(spec, y, x), here, every if spec.pad_value else none)
         if rest:
-            existing = T.Select(word == count - 1, T.uint32(2**rest - 1), existing)
-        keep = T.bitwise_and(T.if_then_else(here, T.bitwise_not(zeros), outside[0]), existing)
-        keep = T.if_then_else(there, keep, T.uint32(0))
-        loaded = T.if_then_else(T.And(here, there), met.data[where], outside[1])
-        one, other = bit(T.bitwise_and(loaded, keep), lane), bit(keep, lane)
-        low = T.int8(-1) if spec.mode == "xor" else T.int8(0)
-        return T.Select(one, T.int8(1), T.Select(other, low, T.int8(0)))
+            existing = T.Select(word == count - 1, tirx.const(2**rest - 1, kind), every)
+            there = T.bitwise_and(there, existing)
+        return T.if_then_else(word < count, there, none)
+
+    def word_of(n: Expr, y: Expr, x: Expr, group: Expr, word: Expr) -> Expr:
+        where = tuple(pixel(spec, n, y, x, group * count + word))
+        loaded = T.if_then_else(
+            T.And(inside(spec, y, x), word < count), data[where], every if spec.pad_value > 0 else none
+        )
+        return T.bitwise_and(loaded, kept(n, y, x, group, word))
+
+    def datum(*i: Expr) -> Expr:
+        one, *there, lane = i
+        zero = T.Select(bit(there[0], lane), T.int8(-1), T.int8(0)) if there else T.int8(0)
+        return T.Select(bit(one, lane), T.int8(1), zero)
 
     def weight(*i: Expr) -> Expr:
         *where, byte = i
         return T.Select(bit(stored[tuple(where)], byte), T.int8(1), T.int8(-1))
 
-    return Operands(spec, ("int8", "int8"), steps, WORD_BITS, datum, weight)
+    packed = (word_of, kept)[: 1 + (spec.mode == "xor")]
+    return Operands(spec, ("int8", "int8"), steps, lanes, datum, weight, packed)
 
 
 def of_levels(spec: FewBitConv2d, data: Buffer, weights: Buffer) -> Operands:
@@ -369,7 +397,7 @@ def of_floats(spec: Conv2d, data: Buffer, weights: Buffer) -> Operands:
         word = step * LANES + word
         return T.if_then_else(word < words, stored[o, kh, kw, word, number], T.uint16(0))
 
-    return Operands(spec, _HALVES, steps, together, datum, weight, terms)
+    return Operands(spec, _HALVES, steps, together, datum, weight, terms=terms)
 
 
 def _term(datum: Expr, number: Expr | None) -> Expr:
