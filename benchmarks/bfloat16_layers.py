@@ -75,6 +75,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="layers whose name contains this")
     options = parser.parse_args()
     target = catalog.resolve(options.target)
+    if missing := catalog.missing_features(target):
+        raise SystemExit(f"{target.name} needs {', '.join(missing)}")
     rows = []
     print(f"{host.processor()}, target {target.name}")
     for name, spec in LAYERS.items():

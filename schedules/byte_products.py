@@ -52,8 +52,8 @@ AHEAD = 4
 TAPS = 9
 """Maximum number of taps whose loop is unrolled."""
 
-LINE = 0.25
-"""Maximum fraction of the L1 cache for the sums of a line."""
+LINE, LARGE = 0.25, 1.1
+"""Fraction of the L1 cache for the sums of a line, and what larger lines are estimated to cost."""
 
 KEPT = 0.1
 """Maximum fraction of the L2 cache for weights that are expanded once and then read by all lines."""
@@ -98,15 +98,17 @@ def cut(spec: Layer, target: TargetSpec) -> Cut:
     height, found = spec.output_hw[0], []
     for lined in (rows for rows in range(1, height + 1) if height % rows == 0):
         lines = Lines(spec, lined)
-        if lined > 1 and lines.needed * LANES * 4 > LINE * target.l1_bytes:
+        share = lines.needed * LANES * 4 / target.l1_bytes
+        if lined > 1 and share > 1:
             break
+        weight = LARGE if share > LINE else 1
         for rows in range(2, TILE_ROWS + 1):  # TVM cannot tensorize a loop of extent 1
             for tiles in range(1, SUMS + 1):
                 count = layout.blocks(lines.needed, rows * tiles)
                 each = tiles * (TILE_CYCLES + rows * ROW_CYCLES) + WEIGHT_CYCLES
                 each = max(each, LATENCY)
                 filled = replace(lines, places=count * tiles * rows)
-                found.append((each * count * lines.count, Cut(filled, rows, tiles)))
+                found.append((weight * each * count * lines.count, Cut(filled, rows, tiles)))
     return min(found, key=lambda one: one[0])[1]
 
 

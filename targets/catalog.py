@@ -279,7 +279,8 @@ def native() -> TargetSpec:
             continue
         if features.issuperset(spec.features):
             l1, l2 = host.cache_bytes()
-            more = [f for f in _DOT_PRODUCTS if f in features and spec.vector_bits == 512]
+            more = [f for f in _DOT_PRODUCTS if f in features and f not in spec.features]
+            more = more if spec.vector_bits == 512 else []
             return dataclasses.replace(
                 spec,
                 name=NATIVE,

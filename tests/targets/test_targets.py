@@ -16,10 +16,11 @@ from bnncc.targets.spec import TargetSpec
 def test_native_is_the_best_target_that_runs_here() -> None:
     native = catalog.native()
     assert not catalog.missing_features(native)
-    timed = (s for s in catalog.CATALOG.values() if s.name not in catalog.UNTIMED)
-    better = [spec for spec in timed if spec.kind == "llvm"]
-    mcpus = [(spec.mcpu, spec.popcount) for spec in better]
-    for spec in better[mcpus.index((native.mcpu, native.popcount)) + 1 :]:
+    assert len(set(native.features)) == len(native.features)
+    better = [spec for spec in catalog.CATALOG.values() if spec.kind == "llvm"]
+    own = [set(spec.features) <= set(native.features) for spec in better]
+    last = max(number for number, fits in enumerate(own) if fits)
+    for spec in better[last + 1 :]:
         assert catalog.missing_features(spec)
 
 
@@ -94,11 +95,12 @@ def test_tiles_are_a_feature_where_the_system_permits_them(
     assert host.features() == {"avx2", "avx512f"} | (amx if permitted else set())
 
 
-def test_native_takes_no_target_that_nobody_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_uses_tiles_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
     amx = catalog.resolve("x86-64-v4-amx")
     monkeypatch.setattr(host, "features", lambda: frozenset(amx.features))
-    assert not catalog.missing_features(amx)
-    assert catalog.native().base == "x86-64-v4-vpopcntdq"
+    native = catalog.native()
+    assert native.base == amx.name
+    assert sorted(native.features) == sorted(amx.features)
 
 
 def test_tiles_that_a_machine_lacks_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
