@@ -20,7 +20,7 @@ from bnncc.topi_binary.definitions.byte_products import Layer
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import DEPTH, LANES, WORD_BITS
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d
-from bnncc.topi_binary.step import TENSORS, output_kinds
+from bnncc.topi_binary.step import TENSORS, output_kinds, writers
 
 ORDER = "fours"
 """Order of the binary weights that tiles read."""
@@ -40,7 +40,7 @@ results are bits."""
 
 FLOAT_PRODUCTS, FLOAT_SHARE = 100, 0.5
 """Least products per byte of float32 that the epilogue of a binary layer reads or writes, and
-maximum fraction of the L2 cache for these bytes."""
+maximum fraction of the L2 cache for these bytes. Results in NCHW count twice."""
 
 MAX_TERMS = 512
 """Maximum number of channels for which sums of three-term products are as exact as documented."""
@@ -106,7 +106,10 @@ def _binary_pays(spec: BinaryConv2d, pixels: int, target: TargetSpec) -> bool:
     over = aliases(spec) if spec.steps else []
     made = [kind for step in spec.steps for kind in output_kinds(step)]
     floats = sum(step.op in TENSORS for step in spec.steps)
-    floats += sum(kind == "store" and old < 0 for kind, old in zip(made, over, strict=True))
+    stored = zip(writers(spec.steps), made, over, strict=True)
+    floats += sum(
+        1 + (step.layout == "NCHW") for step, kind, old in stored if kind == "store" and old < 0
+    )
     size = 4 * floats * pixels * spec.out_channels
     products = pixels * spec.out_channels * spec.taps
     few = size <= FLOAT_SHARE * target.l2_bytes and products >= FLOAT_PRODUCTS * size
