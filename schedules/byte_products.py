@@ -12,7 +12,9 @@ This kernel has not been timed; `tile_choice` says which layers use it, and why.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, cast
 
 import tvm_ffi
@@ -29,7 +31,7 @@ from bnncc.schedules import (
     ranges,
     software_pipeline,
 )
-from bnncc.schedules.intrin_amx import DATA, LOCAL, SUMS, TILE_ROWS, WEIGHT, Tile
+from bnncc.schedules.intrin_amx import LOCAL, SUMS, TILE_ROWS, WEIGHT, Tile
 from bnncc.schedules.intrin_portable import WEIGHTS_OF_CODES
 from bnncc.schedules.intrin_x86 import SIGNS, SPREAD
 from bnncc.schedules.space import Point, Space, with_threads
@@ -42,12 +44,15 @@ from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
 
-TILE_CYCLES, ROW_CYCLES, WEIGHT_CYCLES, LATENCY = 8.0, 0.5, 4.0, 52.0
-"""Estimated cycles per data tile, per row of it, and per weight tile that data tiles share; cycles
-after which a sum can be added to again."""
+TILE_CYCLES, ROW_CYCLES, LOAD_CYCLES, LATENCY = 8.0, 0.5, 1.2, 52.0
+"""Estimated cycles per product of tiles, and per row of it; per row that is loaded; cycles after
+which a sum can be added to again."""
 
 AHEAD = 4
 """Weight tiles that are expanded ahead of use."""
+
+BLOCKS = 2
+"""Maximum number of vectors of channels that share a data tile."""
 
 TAPS = 9
 """Maximum number of taps whose loop is unrolled."""
@@ -56,7 +61,7 @@ LINE, LARGE = 0.25, 1.1
 """Fraction of the L1 cache for the sums of a line, and what larger lines are estimated to cost."""
 
 KEPT = 0.1
-"""Maximum fraction of the L2 cache for weights that are expanded once and then read by all lines."""
+"""Maximum fraction of the L2 cache for weights that are expanded once, and kept for all lines."""
 
 Loop = Any
 
@@ -76,11 +81,14 @@ class Cut:
         Windows per tile.
     tiles : int
         Data tiles that share each weight tile.
+    blocks : int
+        Weight tiles that share each data tile.
     """
 
     lines: Lines
     rows: int
     tiles: int
+    blocks: int
 
     @property
     def windows(self) -> int:
@@ -93,8 +101,17 @@ class Cut:
         return self.lines.places // self.windows
 
 
-def cut(spec: Layer, target: TargetSpec) -> Cut:
-    """Return the partition with the fewest estimated cycles, for a flattened spec."""
+def shares(spec: Layer) -> list[int]:
+    """Return the numbers of vectors of channels that may share a data tile."""
+    count = spec.out_channels // LANES
+    return [k for k in range(1, BLOCKS + 1) if k == 1 or (count > 0 and count % k == 0)]
+
+
+def cut(spec: Layer, target: TargetSpec, every: Sequence[int]) -> Cut:
+    """Return the partition with the fewest estimated cycles, for a flattened spec.
+
+    `every` are values of `Cut.blocks` to choose from.
+    """
     height, found = spec.output_hw[0], []
     for lined in (rows for rows in range(1, height + 1) if height % rows == 0):
         lines = Lines(spec, lined)
@@ -102,20 +119,26 @@ def cut(spec: Layer, target: TargetSpec) -> Cut:
         if lined > 1 and share > 1:
             break
         weight = LARGE if share > LINE else 1
-        for rows in range(2, TILE_ROWS + 1):  # TVM cannot tensorize a loop of extent 1
-            for tiles in range(1, SUMS + 1):
+        for blocks, rows in product(every, range(2, TILE_ROWS + 1)):
+            for tiles in range(1, SUMS // blocks + 1):  # TVM cannot tensorize a loop of extent 1
                 count = layout.blocks(lines.needed, rows * tiles)
-                each = tiles * (TILE_CYCLES + rows * ROW_CYCLES) + WEIGHT_CYCLES
-                each = max(each, LATENCY)
+                products = tiles * blocks * (TILE_CYCLES + rows * ROW_CYCLES)
+                loads = LOAD_CYCLES * (tiles * rows + blocks * TILE_ROWS)
+                each = max(products, loads, LATENCY) / blocks
                 filled = replace(lines, places=count * tiles * rows)
-                found.append((weight * each * count * lines.count, Cut(filled, rows, tiles)))
+                cycles = weight * each * count * lines.count
+                found.append((cycles, Cut(filled, rows, tiles, blocks)))
     return min(found, key=lambda one: one[0])[1]
 
 
 def space(spec: Layer, target: TargetSpec, threads: int) -> Space:
-    """Return the search space of a layer on tiles: whether threads share it."""
+    """Return the search space of a layer on tiles."""
     divided = multithreading.shared(spec, target, threads)
-    return with_threads({}, {}, threads > 1, divided)
+    flat = flattened(spec)
+    chosen = cut(flat, target, shares(flat))
+    return with_threads(
+        {"blocks": shares(flat)}, {"blocks": chosen.blocks}, threads > 1, divided
+    )  # fmt: skip
 
 
 def apply(
@@ -126,7 +149,7 @@ def apply(
 ) -> tirx.PrimFunc:
     """Schedule a layer on tiles."""
     flat, divided = flattened(spec), bool(point.get("divide", 0))
-    chosen = cut(flat, target)
+    chosen = cut(flat, target, [point["blocks"]])
     whole = ranges.with_parameters(define(spec, chosen.lines.form), func)
     whole = nchw.held(whole, flat, chosen.lines.rows)
     parts = [_bytes(whole, divided, getattr(spec, "operands", "") == "bfloat16x3")]
@@ -168,23 +191,24 @@ def _channels(
     own = ranges.part(func, {name: {} for name in (*names, *nchw.names(func))}, SHARED[:1])
     (tensor,) = (b.writes[0].source for b in ranges.blocks(own) if b.name_hint == f"panel{end}")
     count, *elements, _, _ = map(int, tensor.shape)
-    each = math.prod(elements)
-    kept = each <= AHEAD or _kept(spec, target, chosen, tensor)
+    each, blocks = math.prod(elements), 1 if end else chosen.blocks
+    distance = AHEAD // blocks
+    kept = each <= distance or _kept(spec, target, chosen, tensor)
     early = not (in_tiles(spec) or divided) and count * each > AHEAD
     order = "nho" if kept else "onh"
-    sums = _sums(own, spec, chosen, end, order, early)
+    sums = _sums(own, spec, chosen, blocks, end, order, early)
     expanded = [] if early or in_tiles(spec) else [_panel(own, spec, end)]
     if early:
-        first, sums = software_pipeline.ahead(sums, order.index("o"), AHEAD, kept)
+        first, sums = software_pipeline.ahead(sums, order.index("o"), distance, kept, blocks)
         expanded = [first]
     full, rest = divmod(spec.out_channels, LANES)
-    group = Group(1, full, (rest,)) if end else Group(full, 0, (LANES,))
-    parts = [sums, _results(own, spec, target, chosen, end, order)]
+    group = Group(1, full, (rest,)) if end else Group(full // blocks, 0, (LANES,) * blocks)
+    parts = [sums, _results(own, spec, target, chosen, blocks, end, order)]
     parts += nchw.transposed(own, spec, group, order, count=chosen.lines.rows)
     if divided:
         expanded = [ranges.parallel(panel, 1) for panel in expanded]
         return [*expanded, ranges.parallel(ranges.joined(parts, 3), 3)]
-    return [*expanded, *software_pipeline.behind(parts, 3)]
+    return [*expanded, *software_pipeline.behind(parts, 3, blocks)]
 
 
 def _kept(spec: Layer, target: TargetSpec, chosen: Cut, panel: tirx.Buffer) -> bool:
@@ -214,8 +238,8 @@ def _expand(sch: s_tir.Schedule, spec: Layer, panel: str) -> None:
 
 
 def _sums(
-    func: tirx.PrimFunc, spec: Layer, chosen: Cut, end: str,
-    order: str, early: bool,
+    func: tirx.PrimFunc, spec: Layer, chosen: Cut, blocks: int,
+    end: str, order: str, early: bool,
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule the tile products; `early`: each step also expands weights, for a later one."""
     name, panel, stored = f"sum{end}", f"panel{end}", in_tiles(spec)
@@ -225,9 +249,9 @@ def _sums(
     sch = s_tir.Schedule(ranges.part(func, kept, shared))
     # 2 tile
     n, line, o, place, lane, kh, kw, c, k = sch.get_loops(name)
-    held = max(k for k in range(1, DATA + 1) if chosen.tiles % k == 0)
-    run, turn, tile, row = sch.split(place, [None, chosen.tiles // held, held, chosen.rows])
-    sch.reorder(*_ordered(order, n, line, o), run, kh, kw, c, turn, tile, row, lane, k)
+    run, tile, row = sch.split(place, [None, chosen.tiles, chosen.rows])
+    o, block = sch.split(o, [None, blocks])
+    sch.reorder(*_ordered(order, n, line, o), run, kh, kw, c, tile, block, row, lane, k)
     tap = sch.fuse(kh, kw)
     if int(sch.get(tap).extent) <= TAPS:
         sch.unroll(tap)
@@ -240,39 +264,41 @@ def _sums(
     else:
         weight = sch.cache_read(name, 1, LOCAL)
     total = sch.cache_write(name, 0, LOCAL)
-    sch.compute_at(data, turn)
+    sch.compute_at(data, tile)
     sch.compute_at(weight, c)
     sch.annotate(tap, software_pipeline.STEP, 1)
     if early:
         sch.compute_at(panel, c)
         _expand(sch, spec, panel)
     sch.reverse_compute_at(total, run)
-    again, stored = sch.split(sch.get_loops(total)[-2], [chosen.tiles, chosen.rows])
+    *_, every, stored, _ = sch.get_loops(total)
+    again, stored = sch.split(stored, [chosen.tiles, chosen.rows])
     *_, first, second, cleared, _ = sch.get_loops(sch.decompose_reduction(name, tap))
-    again_data, each = sch.split(sch.get_loops(data)[-2], [held, chosen.rows])
+    *_, loaded, rows, _ = sch.get_loops(weight)
     # 4 tensorize
     loops = {
-        "zero": cleared, "load": each,
-        "load_weight": sch.get_loops(weight)[-2], "dot": row, "store": stored,
+        "zero": cleared, "load": sch.get_loops(data)[-2], "load_weight": rows,
+        "dot": row, "store": stored,
     }  # fmt: skip
     one, other = (str(sch.get(block).writes[0].source.dtype) for block in (data, weight))
     for operation, loop in loops.items():
         sch.tensorize(loop, Tile(operation, chosen.rows, (one, other)).register())
     # 5 unroll: instructions take tile numbers as immediates
-    channel_tiles.unrolled(sch, (first, second, turn, tile, again_data, again))
+    channel_tiles.unrolled(sch, (first, second, tile, block, loaded, every, again))
     return sch.mod["main"]
 
 
 def _results(
     func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut,
-    end: str, order: str,
+    blocks: int, end: str, order: str,
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule the epilogue: loops over images, lines, vectors of channels, rows and columns."""
     out, lines = f"out{end}", chosen.lines
     sch = s_tir.Schedule(ranges.part(func, {out: {}}, (*SHARED, *epilogue.BLOCKS)))
     n, h, w, o = sch.get_loops(out)
     line, row = sch.split(h, [lines.count, lines.rows])
-    sch.reorder(*_ordered(order, n, line, o), row, w)
+    o, block = sch.split(o, [None, blocks])
+    sch.reorder(*_ordered(order, n, line, o), row, w, block)
     epilogue.vectorize(sch, sch.get_sblock(out), spec.out_channels, target)
     return sch.mod["main"]
 
@@ -301,7 +327,7 @@ def _uses_tiles(stmt: tirx.Stmt) -> bool:
 
 
 def _with_tiles(loop: tirx.For, chosen: Cut) -> list[tirx.Stmt]:
-    rows = [*[chosen.rows] * WEIGHT, TILE_ROWS]
+    rows = [*[chosen.rows] * WEIGHT, *[TILE_ROWS] * BLOCKS]
     with IRBuilder() as builder, T.sblock("configured"):
         T.reads()
         T.writes()

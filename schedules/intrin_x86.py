@@ -21,6 +21,7 @@ from bnncc.topi_binary.definitions.blocks import bit
 from bnncc.topi_binary.definitions.terms import signed, to_bfloat16
 from bnncc.topi_binary.layout import LANES
 
+Buffer = Any
 Expr = Any
 
 F32 = f"float32x{LANES}"

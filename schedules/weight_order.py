@@ -55,7 +55,10 @@ def weight_orders(spec: BinaryConv2d, target: TargetSpec) -> tuple[str, ...]:
     """
     if target.kind == "cuda":
         return _on_gpu(spec, target)
-    return (_on_cpu(spec, target),)
+    from bnncc.schedules import tile_choice
+
+    chosen = _on_cpu(spec, target)
+    return (chosen, "words") if chosen == tile_choice.ORDER else (chosen,)
 
 
 _KINDS = {"wgmma": ("strips", "fragments", "cores"), "mma": ("strips", "fragments")}

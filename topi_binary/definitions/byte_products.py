@@ -305,17 +305,17 @@ def of_bits(met: binary_operands.Operands) -> Operands:
     stored = T.decl_buffer(shape, "uint64", data=met.weight.data)
     lanes = math.gcd(layout.words(met.depth) * WORD_BITS, DEPTH)
     count, rest, kind = layout.blocks(met.depth, lanes), met.depth % lanes, f"uint{lanes}"
-    data, zeros = (
-        None if plane is None else
+    planes = [
         aliased(plane, [*plane.shape[:-1], int64(count * spec.groups)], kind)
         for plane in (met.data, met.zero)
-    )  # fmt: skip
+        if plane is not None
+    ]
     none = tirx.const(0, kind)
     every = T.bitwise_not(none)
 
     def kept(n: Expr, y: Expr, x: Expr, group: Expr, word: Expr) -> Expr:
         where = tuple(pixel(spec, n, y, x, group * count + word))
-        here = every if zeros is None else T.bitwise_not(zeros[where])
+        here = T.bitwise_not(planes[1][where]) if planes[1:] else every
         there = T.if_then_else(inside(spec, y, x), here, every if spec.pad_value else none)
         if rest:
             existing = T.Select(word == count - 1, tirx.const(2**rest - 1, kind), every)
@@ -325,7 +325,9 @@ def of_bits(met: binary_operands.Operands) -> Operands:
     def word_of(n: Expr, y: Expr, x: Expr, group: Expr, word: Expr) -> Expr:
         where = tuple(pixel(spec, n, y, x, group * count + word))
         loaded = T.if_then_else(
-            T.And(inside(spec, y, x), word < count), data[where], every if spec.pad_value > 0 else none
+            T.And(inside(spec, y, x), word < count),
+            planes[0][where],
+            every if spec.pad_value > 0 else none,
         )
         return T.bitwise_and(loaded, kept(n, y, x, group, word))
 
