@@ -1,7 +1,8 @@
 """Register-only ceilings of one core: what no kernel of the same instruction mix can pass.
 
-Each ceiling is one loop of inline assembly on registers, without loads or dependencies beyond its
-accumulators, timed as best of many short runs between the runs of what is compared with it.
+Each ceiling is one loop of inline assembly on registers, without dependencies beyond its
+accumulators and, unless its name says so, without loads, timed as best of many short runs between
+the runs of what is compared with it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from bnncc.targets.spec import TargetSpec
 
 ITERATIONS = 20_000
 ACCUMULATORS = 12
+TILE_MEMORY = 8192
+"""Bytes of stack that products of loaded tiles may use."""
 
 
 def _assembly(body: list[str], tiles: bool) -> str:
@@ -27,10 +30,10 @@ def _assembly(body: list[str], tiles: bool) -> str:
         *body,
         "dec $0",
         "jnz 1b",
-        *(["tilerelease"] if tiles else []),
+        *(["tilerelease", f"add $${TILE_MEMORY}, %rsp"] if tiles else []),
     ]
     text = "\\0A".join(lines)
-    clobbers = ",".join(f"~{{zmm{r}}}" for r in range(32))
+    clobbers = ",".join([*(f"~{{zmm{r}}}" for r in range(32)), "~{rcx}"])
     return f"""
 define i32 @ceiling_loop(i32 %n) noinline {{
   %r = call i32 asm sideeffect "{text}", "=r,0,{clobbers},~{{cc}}"(i32 %n)
@@ -64,13 +67,27 @@ def _tile_products(instruction: str) -> list[str]:
     return [f"{instruction} %tmm{6 + i % 2}, %tmm{4 + i // 2}, %tmm{i}" for i in range(4)]
 
 
+def _loaded_products(data: int, weights: int) -> list[str]:
+    """Return products of so many data tiles and weight tiles, each loaded from the L1 cache."""
+
+    def load(tile: int, number: int) -> str:
+        return f"tileloadd {1024 * number}(%rsp, %rcx), %tmm{tile}"
+
+    body = [load(6 + j, j) for j in range(weights)]
+    for i in range(data):
+        body.append(load(5, weights + i))
+        body += [f"tdpbssd %tmm{6 + j}, %tmm5, %tmm{i * weights + j}" for j in range(weights)]
+    return body
+
+
 def _configured() -> list[str]:
-    """Return instructions that give all tiles sixteen rows of 64 bytes."""
+    """Return instructions that give all tiles sixteen rows of 64 bytes, and some memory."""
     widths = [f"movw $$64, {16 + 2 * tile}(%rsp)" for tile in range(8)]
     rows = [f"movb $$16, {48 + tile}(%rsp)" for tile in range(8)]
     return [
         "sub $$256, %rsp", "vmovdqu64 %zmm0, (%rsp)", "movb $$1, (%rsp)", *widths, *rows,
-        "ldtilecfg (%rsp)", "add $$256, %rsp", *(f"tilezero %tmm{tile}" for tile in range(8)),
+        "ldtilecfg (%rsp)", f"sub $${TILE_MEMORY - 256}, %rsp", "mov $$64, %ecx",
+        *(f"tilezero %tmm{tile}" for tile in range(8)),
     ]  # fmt: skip
 
 
@@ -107,6 +124,12 @@ MIXES = {
     "int8 tiles": (lambda: _tile_products("tdpbssd"), 4 * 16**2 * 64, ("amx_tile", "amx_int8")),
     "bfloat16 tiles": (
         lambda: _tile_products("tdpbf16ps"), 4 * 16**2 * 32, ("amx_tile", "amx_bf16")
+    ),
+    "int8 tiles, 4 x 1 loaded": (
+        lambda: _loaded_products(4, 1), 4 * 16**2 * 64, ("amx_tile", "amx_int8")
+    ),
+    "int8 tiles, 2 x 2 loaded": (
+        lambda: _loaded_products(2, 2), 4 * 16**2 * 64, ("amx_tile", "amx_int8")
     ),
 }  # fmt: skip
 """Name: instructions of one iteration, the multiply-adds they stand for, the CPU features needed.

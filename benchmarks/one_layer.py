@@ -52,7 +52,10 @@ def _table(content: dict) -> str:
     )
 
 
-TABLES = {"one-layer": (_table, ("one_layer",))}
+TABLES = {
+    "one-layer": (_table, ("one_layer",)),
+    "one-layer-amx": (_table, ("one_layer.x86-64-v4-amx",)),
+}
 
 
 def main() -> None:

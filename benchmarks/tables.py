@@ -79,6 +79,8 @@ RUNS = (
     Run("grouped_layers", "grouped_layers"),
     Run("input_transforms", "input_transforms"),
     Run("one_layer", "one_layer"),
+    Run("one_layer.x86-64-v4-amx", "one_layer", ("--target", "x86-64-v4-amx")),
+    Run("tile_layers", "tile_layers"),
     Run("few_bit", "few_bit"),
     Run("transformers", "transformers"),
     Run("whole_transformers", "whole_transformers"),
@@ -86,6 +88,22 @@ RUNS = (
     Run("networks", "whole_networks"),
     Run(
         "networks.x86-64-v3", "whole_networks", ("birealnet18", "quicknet", "--target", "x86-64-v3")
+    ),
+    Run(
+        "networks.x86-64-v4-amx",
+        "whole_networks",
+        (
+            "birealnet18",
+            "quicknet",
+            "vgg_small",
+            "--target",
+            "x86-64-v4-amx",
+            "--bfloat16",
+            "--against",
+            "openvino",
+            "int8",
+            "openvino-default",
+        ),
     ),
     Run("threads", "threads", cores=2),
     Run("memory", "memory"),

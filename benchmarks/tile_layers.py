@@ -43,7 +43,9 @@ DENSE = [(1024, 16, 1024), (512, 32, 512), (2304, 16, 256), (1024, 64, 1024)]
 """Channels, pixels, output channels."""
 
 TILES, COUNTS = "x86-64-v4-amx", "x86-64-v4-vpopcntdq"
-CEILINGS = "int8 tiles", "xor+vpopcnt+add"
+CEILINGS = (
+    "int8 tiles", "int8 tiles, 4 x 1 loaded", "int8 tiles, 2 x 2 loaded", "xor+vpopcnt+add"
+)  # fmt: skip
 
 
 def layers() -> Iterator[Layer]:

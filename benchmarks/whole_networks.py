@@ -281,6 +281,21 @@ def _limited(content: dict) -> str:
     return markdown(head, rows) + "\n\n" + where(content)
 
 
+def _on_tiles(content: dict) -> str:
+    """Return ours on AMX, in float32 and in bfloat16, beside OpenVINO."""
+    head = ["network", "float32, ms", "OpenVINO, binary, float32", "OpenVINO, int8",
+            "bfloat16, ms", "OpenVINO, binary, default", "OpenVINO, int8"]  # fmt: skip
+    rows = []
+    for row in content["networks"]:
+        ms, ratios = row["ms"], row["ratios"]
+        rows.append(
+            [TITLES[row["network"]], f"{ms['where']:.2f}", times(ratios["openvino"]),
+             times(ratios["int8"]), f"{ms['bfloat16']:.2f}",
+             times(ratios["openvino-default, bfloat16"]), times(ratios["int8, bfloat16"])]
+        )  # fmt: skip
+    return markdown(head, rows) + "\n\n" + where(content)
+
+
 def _every_peer(content: dict) -> str:
     """Return every peer's milliseconds."""
     kinds = [kind for group in GROUPS.values() for kind in group]
@@ -302,6 +317,7 @@ TABLES = {
     "networks-details": (_details, ("networks",)),
     "networks-peers": (_every_peer, ("networks",)),
     "networks-avx2": (_limited, ("networks.x86-64-v3",)),
+    "networks-amx": (_on_tiles, ("networks.x86-64-v4-amx",)),
 }
 
 

@@ -212,7 +212,7 @@ def test_weight_order_is_chosen_by_rule() -> None:
         (wide, "nibbles", "vectors", "fours"),
         (odd_groups, "sliced", "sliced", "words"),
         (dense, "words", "vectors", "words"),
-        (dilated, "nibbles", "words", "fours"),
+        (dilated, "nibbles", "words", "words"),  # sixteen pixels
     ):
         for name, target in catalog.CATALOG.items():
             if target.gpus:
