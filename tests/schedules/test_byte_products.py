@@ -1,0 +1,57 @@
+"""Kernels on tiles: every way to keep weights, to share tiles, and to divide an image."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bnncc.schedules import byte_products, schedule, space_of, tile_choice
+from bnncc.targets import catalog
+from bnncc.topi_binary.definitions import define
+from bnncc.topi_binary.spec import BinaryConv2d, Step
+from tests.binary_cases import check, make_inputs
+from tests.kernel_harness import TILES, build
+
+STORED = (Step("affine"), Step("add"), Step("store"), Step("bits"))
+LAYER = BinaryConv2d(
+    1, 6, 7, 128, 64, (3, 3), pads=(1, 1, 1, 1), weight_order=tile_choice.ORDER, steps=STORED
+)
+THRESHOLD = (Step("threshold"),)
+NCHW = (Step("affine"), Step("store", layout="NCHW"))
+
+LAYERS = {
+    "padded": LAYER,
+    "several runs per line": replace(LAYER, height=9, width=40, channels=64, steps=THRESHOLD),
+    "ragged channels, three images": replace(LAYER, n=3, channels=100, out_channels=40),
+    "odd vectors": replace(LAYER, out_channels=48, pad_value=1, mode="and"),
+    "strides and dilation": replace(LAYER, strides=(2, 1), dilations=(1, 2), pads=(2, 1, 0, 3)),
+    "exact zeros": replace(LAYER, ternary=True, channels=96, pad_value=-1),
+    "many taps": replace(LAYER, kernel=(5, 5), pads=(2, 2, 2, 2), width=17, steps=NCHW),
+    "groups": replace(LAYER, groups=2, channels=256),
+    "few steps": replace(LAYER, kernel=(1, 1), pads=(0, 0, 0, 0), channels=64),
+    "rows": BinaryConv2d(
+        33, 1, 1, 320, 96, (1, 1), rank=2, weight_order=tile_choice.ORDER, steps=THRESHOLD
+    ),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("kept", [0.0, 1.0], ids=["expanded again", "kept"])
+@pytest.mark.parametrize("target", TILES)
+def test_all_ways_equal_the_oracle(
+    kept: float, blocks: int, threads: int, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(byte_products, "KEPT", kept)
+    machine, functions = catalog.resolve(target), {}
+    for number, spec in enumerate(LAYERS.values()):
+        if blocks in space_of(spec, machine, threads).choices["blocks"]:
+            point = {"blocks": blocks, **({"divide": 1} if threads > 1 else {})}
+            functions[f"k{number}"] = schedule(define(spec), machine, threads, point)
+    assert len(functions) >= 6
+    library = build(functions, machine)
+    for number, spec in enumerate(LAYERS.values()):
+        if f"k{number}" in functions:
+            check(library, number, spec, make_inputs(spec, np.random.default_rng(number)))
