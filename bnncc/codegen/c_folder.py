@@ -108,6 +108,14 @@ _CPP_BEGIN = ("#ifdef __cplusplus", 'extern "C" {', "#endif", "")
 _CPP_END = ("#ifdef __cplusplus", "}", "#endif")
 
 
+_NO_TILES = "Linux does not let this process use AMX tiles"
+
+
+def _tiles(target: TargetSpec) -> bool:
+    """Return whether programs must ask Linux for AMX tiles before they run the kernels."""
+    return "amx_tile" in target.features
+
+
 def _kind(target: TargetSpec) -> str:
     return "as portable C99" if target.kind == "c" else f"for {target.name}"
 
@@ -128,7 +136,8 @@ def _header(made: Bare, name: str, target: TargetSpec) -> str:
         f"#define {upper}_ALIGNMENT {C_ALIGNMENT} /* its address is a multiple of this{faster} */",
         "", f"#define {upper}_OK 0",
         f"#define {upper}_BAD_VALUE (-1) /* an index outside its tensor, or a division by 0 */",
-        f"#define {upper}_BAD_POINTER (-2) /* no memory, or an arena that is not aligned */", "",
+        f"#define {upper}_BAD_POINTER (-2) /* no memory, or an arena that is not aligned */",
+        *[f"#define {upper}_NO_TILES (-3) /* {_NO_TILES} */"][: _tiles(target)], "",
         *_CPP_BEGIN,
         f"/* Runs the network, and returns {upper}_OK or one of the other codes; then outputs mean",
         " * nothing. Tensors are dense, the last axis fastest. A batch is a loop around it.", " *",
@@ -171,9 +180,14 @@ def _source(made: Bare, target: TargetSpec) -> str:
         f'#include "{prefix}.h"', "", *(["#include <math.h>"] if portable else []),
         "#include <stddef.h>", "#include <string.h>", "", f'#include "{prefix}_kernels.h"', "",
         *calls.stored,
+        *["extern long syscall(long number, ...);", ""][: 2 * _tiles(target)],
         f"int {prefix}_run(void *arena, {own}) {{",
         "  unsigned char *base = (unsigned char *)arena;", "  int32_t failed = 0;", "  (void)base;",
         f"  if ({missing} || (uintptr_t)arena % {upper}_ALIGNMENT) return {upper}_BAD_POINTER;",
+        *[
+            "  /* arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA */",
+            f"  if (syscall(158L, 0x1023L, 18L)) return {upper}_NO_TILES;",
+        ][: 2 * _tiles(target)],
         *(line for one in (*made.order.statements, *copies) for line in calls.written(one)),
         "  return failed;", "}", "", f"#ifdef {upper}_STATIC_ARENA",
         f"int {prefix}_run_static({own}) {{",
@@ -183,6 +197,7 @@ def _source(made: Bare, target: TargetSpec) -> str:
         f'    case {upper}_OK: return "no error";',
         f'    case {upper}_BAD_VALUE: return "an index outside its tensor, or a division by 0";',
         f'    case {upper}_BAD_POINTER: return "a null pointer, or an arena that is not aligned";',
+        *[f'    case {upper}_NO_TILES: return "{_NO_TILES}";'][: _tiles(target)],
         '    default: return "unknown code";', "  }", "}", "",
     ])  # fmt: skip
 

@@ -139,6 +139,23 @@ def test_the_commands_of_the_readme_work(target: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "logits: 0 of 10 values wrong\n")
 
 
+@pytest.mark.skipif(
+    not (shutil.which("gcc") and runs_here(resolve("x86-64-v2"))), reason="needs gcc on x86-64"
+)
+def test_programs_ask_for_tiles(tmp_path: Path) -> None:
+    """Without the permission of the system, the first tile instruction would end the process."""
+    output = tmp_path / "digits.tar"
+    asked = ("--format", "c", "--target", "x86-64-v4-amx", "-o", str(output))
+    assert cli.main(["compile", str(DIGITS / "digits.onnx"), *asked]) == 0
+    folder = built(unpacked(output.read_bytes(), tmp_path / "digits"), ("gcc", "-O1"))
+    done = subprocess.run(["./check.out"], cwd=folder, capture_output=True, text=True, timeout=300)
+    if runs_here(resolve("x86-64-v4-amx")):
+        assert (done.returncode, done.stdout) == (0, "logits: 0 of 10 values wrong\n")
+    else:
+        assert done.returncode == 2
+        assert "Linux does not let this process use AMX tiles" in done.stdout + done.stderr
+
+
 def test_c_gives_what_the_artifact_gives(tmp_path: Path) -> None:
     """Bit for bit, without a runtime."""
     if not shutil.which("cc"):
