@@ -14,7 +14,20 @@
 #include <sstream>
 #include <vector>
 
+#if defined(__linux__) && defined(__x86_64__)
+#include <unistd.h>
+#endif
+
 namespace ffi = tvm::ffi;
+
+// Linux lets a process use AMX tiles once it has asked: arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA.
+// Code for x86-64-v4-amx needs this, also `native` on a processor with tiles. Elsewhere it fails,
+// and nothing depends on it.
+void AskForTiles() {
+#if defined(__linux__) && defined(__x86_64__)
+  (void)syscall(158, 0x1023, 18);
+#endif
+}
 
 struct Aligned {  // TVM's code wants tensors to start at a multiple of 64 bytes
   void AllocData(DLTensor* t) { t->data = aligned_alloc(64, (ffi::GetDataSize(*t) + 63) / 64 * 64); }
@@ -51,6 +64,7 @@ int Run(char** argv) {
 }
 
 int main(int argc, char** argv) {
+  AskForTiles();
   if (argc != 6) return fprintf(stderr, "usage: %s lib.so TYPE SHAPE in.raw out.raw\n", argv[0]), 2;
   try {
     return Run(argv);
