@@ -1,0 +1,69 @@
+"""Software pipelining: what is computed ahead is what it was, and needs little memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import s_tir, te, tirx
+
+from bnncc.codegen.pipeline import tvm_target
+from bnncc.schedules import ranges, software_pipeline
+from bnncc.targets import catalog
+
+GROUPS, REPEATS, STEPS, INNER = 4, 3, 3, 5
+ROWS, COLUMNS = 2, 8
+SHAPE = (GROUPS, STEPS, INNER, ROWS, COLUMNS)
+
+
+def plain(kept: bool) -> tirx.PrimFunc:
+    """Return sums of elements, each computed just before it is added."""
+    given = te.placeholder(SHAPE, "int32", "given")
+    made = te.compute(SHAPE, lambda *i: given[i] * 2 + 1, "made")
+    step, inner = te.reduce_axis((0, STEPS), "step"), te.reduce_axis((0, INNER), "inner")
+    sums = te.compute(
+        (GROUPS, REPEATS, ROWS, COLUMNS),
+        lambda g, r, i, j: te.sum(made[g, step, inner, i, j] * (step + r), axis=[step, inner]),
+        "sums",
+    )
+    sch = s_tir.Schedule(te.create_prim_func([given, sums], index_dtype_override="int64"))
+    g, r, i, j, step, inner = sch.get_loops("sums")
+    sch.reorder(*((r, g) if kept else (g, r)), step, inner, i, j)
+    sch.compute_at("made", inner)
+    sch.annotate(step, software_pipeline.STEP, 1)
+    sch.decompose_reduction("sums", step)
+    return sch.mod["main"]
+
+
+def computed(func: tirx.PrimFunc, given: np.ndarray) -> np.ndarray:
+    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    library = tvm.compile(module, target=tvm_target(catalog.native()))
+    sums = tvm.runtime.tensor(np.full((GROUPS, REPEATS, ROWS, COLUMNS), -1, np.int32))
+    library["main"](tvm.runtime.tensor(given), sums)
+    return sums.numpy()
+
+
+@pytest.mark.parametrize("distance", [1, 4, 7])
+@pytest.mark.parametrize("kept", [False, True])
+def test_elements_are_computed_ahead(kept: bool, distance: int) -> None:
+    func = plain(kept)
+    parts = software_pipeline.ahead(func, int(kept), distance, kept, 1)
+    first, rest = (ranges.statements(part.body.block.body) for part in parts)
+    assert len(first) == len(rest) == 1
+    assert int(first[0].extent) == distance
+    made = ranges.joined(parts, 0)
+    given = np.random.default_rng(distance).integers(-99, 99, SHAPE, np.int32)
+    wanted = np.einsum("gsixy,srq->grxy", given * 2 + 1, factors())
+    np.testing.assert_array_equal(computed(func, given), wanted)
+    np.testing.assert_array_equal(computed(made, given), wanted)
+    rings = [one for one in made.body.block.alloc_buffers if one.name == "ring"]
+    if kept:
+        assert not rings
+    else:  # as many elements as are computed but not used yet, or a few more
+        (ring,) = rings
+        assert distance < int(ring.shape[0]) <= STEPS * INNER
+
+
+def factors() -> np.ndarray:
+    """Return what elements are multiplied by: [step, repeat, 1]."""
+    return (np.arange(STEPS)[:, None, None] + np.arange(REPEATS)[:, None]).astype(np.int32)
