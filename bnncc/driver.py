@@ -598,12 +598,18 @@ def _scheduled(
 ) -> _Scheduled:
     """Go as far as the target's kernels; `fixed` makes symbolic dimensions 1."""
     records = _records(options, target)
-    network = _lowered(model, options, target, trace, records, fixed)
+    measures = options.measure and target.name == NATIVE and target.kind == "llvm"
 
-    from bnncc.codegen import pipeline
+    from bnncc.codegen import measuring, pipeline
 
+    if measures:
+        with measuring.Stopwatch(target, measuring.ORDER_SECONDS) as watch:
+            records.undecided = partial(measuring.weight_order, watch)
+            network = _lowered(model, options, target, trace, records, fixed)
+    else:
+        network = _lowered(model, options, target, trace, records, fixed)
     lost: tuple[str, ...] = ()
-    if options.measure and target.name == NATIVE and target.kind == "llvm":
+    if measures:
         with trace.timed("measure", "time alternative schedules"):
             lost = _measured(network, model, options, target, records, fixed)
     with trace.timed("schedule", "schedule each kernel"):

@@ -11,7 +11,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,13 @@ from bnncc.targets import host
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.build import aliases, input_types, output_types
 from bnncc.topi_binary.definitions import define
-from bnncc.topi_binary.spec import Spec
+from bnncc.topi_binary.spec import BinaryConv2d, Spec
 
 SECONDS = 1.0
-"""Time budget of one compilation in seconds; no measurement starts after it."""
+"""Seconds that measurements of a compilation may take; none starts after them."""
+
+ORDER_SECONDS = 5.0
+"""The same for those of weight orders, which are compiled for it one by one."""
 
 TURNS = 8
 """Turns per comparison, each with tensors of its own."""
@@ -91,11 +95,13 @@ class Stopwatch:
     ----------
     target : TargetSpec
         This machine.
+    seconds : float, optional
+        The budget; default `SECONDS`.
     """
 
-    def __init__(self, target: TargetSpec) -> None:
+    def __init__(self, target: TargetSpec, seconds: float | None = None) -> None:
         self.target, self.cache = target, Cache()
-        self._until = time.monotonic() + SECONDS
+        self._left = SECONDS if seconds is None else seconds
 
     def __enter__(self) -> Stopwatch:
         return self
@@ -111,20 +117,27 @@ class Stopwatch:
 
     def times(self, spec: Spec, points: Sequence[Point]) -> list[list[float]] | None:
         """Return the times of a kernel in seconds, by point and turn; None if unavailable."""
-        if time.monotonic() >= self._until:
+        return self.times_of([(spec, point) for point in points])
+
+    def times_of(self, kernels: Sequence[tuple[Spec, Point | None]]) -> list[list[float]] | None:
+        """Return the times of kernels in seconds, by kernel and turn; None if unavailable."""
+        if self._left <= 0:
             return None
+        started = time.monotonic()
         try:
-            return self._timed(spec, points)
+            return self._timed(kernels)
         except Exception:  # a broken kernel has no time here; the self-check reports it
             return None
+        finally:
+            self._left -= time.monotonic() - started
 
-    def _timed(self, spec: Spec, points: Sequence[Point]) -> list[list[float]]:
-        names = [f"kernel_{number}" for number in range(len(points))]
-        plain = define(spec)
+    def _timed(self, kernels: Sequence[tuple[Spec, Point | None]]) -> list[list[float]]:
+        names = {f"kernel_{number}": spec for number, (spec, _) in enumerate(kernels)}
         functions = {
-            name: schedules.schedule(plain, self.target, 1, point).with_attr("global_symbol", name)
-            for name, point in zip(names, points, strict=True)
+            name: schedules.schedule(define(spec), self.target, 1, point)
+            for name, (spec, point) in zip(names, kernels, strict=True)
         }
+        functions = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
         with tvm.transform.PassContext(config=memory.OPTIONS):
             built = tvm.compile(
                 tvm.IRModule(functions), target=tvm_target(self.target),
@@ -133,8 +146,9 @@ class Stopwatch:
         cpu = tvm.cpu()
         times: dict[str, list[float]] = {name: [] for name in names}
         for turn in range(TURNS):
-            args = _arguments(spec)
-            for name in names[:: 1 if turn % 2 == 0 else -1]:
+            arguments = {spec: _arguments(spec) for spec in names.values()}
+            for name in [*names][:: 1 if turn % 2 == 0 else -1]:
+                args = arguments[names[name]]
                 built[name](*args)
                 once = built.time_evaluator(name, cpu, number=1)(*args).min
                 number = max(1, round(CALL_SECONDS / max(once, 1e-9)))
@@ -188,18 +202,32 @@ def _points(records: Records, workload: Workload, target: TargetSpec) -> list[Po
 
 def _winner(watch: Stopwatch, text: str, spec: Spec, points: Sequence[Point]) -> int:
     """Return the index of the point that is fastest beyond noise; otherwise 0, the default."""
-    key = watch.key(text, points)
+    return _won(watch, watch.key(text, points), len(points), lambda: watch.times(spec, points))
+
+
+def _won(
+    watch: Stopwatch, key: str, count: int, timed: Callable[[], list[list[float]] | None]
+) -> int:
     with contextlib.suppress(KeyError):
         known = watch.cache.get(key)
-        if type(known) is int and 0 <= known < len(points):
+        if type(known) is int and 0 <= known < count:
             return known
-    times = watch.times(spec, points)
+    times = timed()
     if times is None:
         return 0
     gains = [Gain.of(times[0], candidate) for candidate in times]
-    won = min(range(len(points)), key=lambda n: gains[n].ratio if gains[n].faster else 1.0)
+    won = min(range(count), key=lambda n: gains[n].ratio if gains[n].faster else 1.0)
     watch.cache.put(key, won)
     return won
+
+
+def weight_order(watch: Stopwatch, spec: BinaryConv2d, orders: Sequence[str]) -> str:
+    """Return the weight order whose kernel is fastest beyond noise; otherwise the first one."""
+    specs = [replace(spec, weight_order=order) for order in orders]
+    key = watch.key(Workload.of(specs[0]).spec, [{order: 1} for order in orders])
+    return orders[
+        _won(watch, key, len(specs), lambda: watch.times_of([(one, None) for one in specs]))
+    ]
 
 
 def seconds(kernels: Mapping[str, int], watch: Stopwatch) -> float | None:

@@ -216,6 +216,8 @@ class Records:
     ----------
     stale : list of str
         One line for each ignored record, and why.
+    undecided : callable or None
+        Chooses the weight order of layers without a record.
     """
 
     def __init__(self, target: TargetSpec | None = None) -> None:
@@ -227,6 +229,7 @@ class Records:
         self._added: list[list[tuple[Workload, Record]]] = []
         self._apart: dict[Workload, tuple[Record, Path]] = {}
         self.stale: list[str] = []
+        self.undecided: Callable[[BinaryConv2d, Sequence[str]], str] | None = None
 
     def add(self, folder: Path) -> None:
         """Add what is in `folder`, which takes the place of what was there for the same kernels."""
@@ -303,11 +306,10 @@ class Records:
             for best in self._added:
                 self._layers |= _by_layer(best)
         known = self._layers.get(Workload.of(spec).layer, {})
-        return min(
-            (order for order in orders if order in known),
-            key=lambda order: known[order].seconds,
-            default=None,
-        )
+        found = [order for order in orders if order in known]
+        if not found and self.undecided is not None:
+            return self.undecided(spec, orders)
+        return min(found, key=lambda order: known[order].seconds, default=None)
 
 
 def _apart(workload: Workload) -> Workload:

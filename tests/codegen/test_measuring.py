@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,10 @@ def others(*points: Point) -> Records:
     return known
 
 
+AMX = catalog.resolve("x86-64-v4-amx")
+LAYER = BinaryConv2d(1, 14, 14, 256, 256, (3, 3), pads=(1, 1, 1, 1), steps=(Step("threshold"),))
+
+
 class Fake(Stopwatch):
     """Says what it was told, and what it was asked."""
 
@@ -49,7 +55,7 @@ class Fake(Stopwatch):
         super().__init__(NATIVE)
         self.said, self.asked = times, 0
 
-    def times(self, spec: Spec, points: Sequence[Point]) -> list[list[float]] | None:
+    def times_of(self, kernels: Sequence[tuple[Spec, Point | None]]) -> list[list[float]] | None:
         self.asked += 1
         return [list(t) for t in self.said] or None
 
@@ -80,6 +86,31 @@ def test_what_is_faster_beyond_noise_is_used(
         assert found(known) == (None if wins is None else candidates[wins])
         assert watch.asked == (measured or not times)
     assert file.exists() == bool(times)
+
+
+@pytest.mark.parametrize(
+    ("times", "wanted"),
+    [((EQUAL, LESS), "words"), ((EQUAL, NOISE), "fours"), ((LESS, EQUAL), "fours"), ((), "fours")],
+)
+def test_weight_orders_are_chosen_by_measurement(
+    times: tuple[list[float], ...], wanted: str
+) -> None:
+    assert schedules.weight_orders(LAYER, AMX) == ("fours", "words")
+    for measured in (True, False):
+        known = Records(AMX)
+        with Fake(*times) as watch:
+            known.undecided = partial(measuring.weight_order, watch)
+            assert schedules.with_weight_order(LAYER, AMX, known).weight_order == wanted
+            plain = catalog.resolve("x86-64-v4-vpopcntdq")
+            assert schedules.with_weight_order(LAYER, plain, known).weight_order == "words"
+        assert watch.asked == (measured or not times)
+
+
+def test_kernels_of_several_orders_are_timed() -> None:
+    wide = replace(KERNEL, channels=128)
+    times = Stopwatch(NATIVE).times_of([(KERNEL, None), (wide, None)])
+    assert times is not None
+    assert all(0 < t < 1 for turns in times for t in turns)
 
 
 def test_nothing_is_measured_where_there_is_no_choice() -> None:
