@@ -102,8 +102,8 @@ class Cut:
 
 
 def shares(spec: Layer) -> list[int]:
-    """Return the numbers of vectors of channels that may share a data tile."""
-    count = spec.out_channels // LANES
+    """Return the numbers of vectors of channels, all of one group, that may share a data tile."""
+    count = spec.out_channels // spec.groups // LANES
     return [k for k in range(1, BLOCKS + 1) if k == 1 or (count > 0 and count % k == 0)]
 
 
