@@ -4,7 +4,7 @@
 
 Each layer runs with packed results and with the float epilogue of Bi-Real-Net, which stores its
 results in a tensor of their own or over the residual; padding is SAME, with zeros.
-Both kernels and both ceilings run in turn on one pinned core; each result is compared with the
+Both kernels and all ceilings run in turn on one pinned core; each result is compared with the
 NumPy oracle before it is timed. The least and the median of all repeats are written. Only layers
 that the rule gives to tiles are measured, with ``--all`` also those that it leaves.
 """

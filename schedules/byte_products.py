@@ -1,12 +1,13 @@
-"""Schedule of convolutions on AMX tiles: runs of pixels times sixteen output channels.
+"""Schedule of convolutions on AMX tiles: windows times vectors of sixteen output channels.
 
 Bits are first expanded to bytes, and floats rounded to bfloat16, see `definitions.byte_products`:
-data for a whole image, weights for sixteen output channels, which are then applied to all pixels. A
-line of windows is split into runs of at most sixteen pixels; up to `intrin_amx.SUMS` runs share
-each weight tile. A line consists of whole output rows. Its sums are stored to memory and pass
-through the same epilogue as in other kernels. Exact zeros in the data need no separate code.
+data for a whole image, weights a few steps ahead of their products. A line of windows, which
+consists of whole output rows, is split into runs of a few tiles, of at most sixteen windows each.
+In a run, data tiles share each weight tile, and weight tiles share each data tile. Sums of a line
+are stored to memory and pass through the same epilogue as in other kernels, while the next line is
+multiplied (`software_pipeline`). Exact zeros in the data need no separate code.
 
-This kernel has not been timed; `tile_choice` says which layers use it, and why.
+`tile_choice` says which layers use this kernel, and why.
 """
 
 from __future__ import annotations
@@ -182,10 +183,10 @@ def _channels(
     func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut,
     end: str, divided: bool,
 ) -> list[tirx.PrimFunc]:  # fmt: skip
-    """Schedule the blocks of sixteen channels.
+    """Schedule the vectors of channels, all complete ones or the last.
 
-    Weights that are few are expanded first, and all blocks are applied to a line of data while it
-    is in the cache. Others are expanded while they are applied, block by block.
+    If their weights fit in the cache, they are expanded with the first line and kept, and lines are
+    the outer loop. Otherwise the outer loop is over channels, and each line expands weights again.
     """
     names = ("data", "window", f"panel{end}", f"sum{end}", f"out{end}")
     own = ranges.part(func, {name: {} for name in (*names, *nchw.names(func))}, SHARED[:1])

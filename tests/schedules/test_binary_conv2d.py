@@ -227,7 +227,7 @@ def test_weight_order_is_chosen_by_rule() -> None:
     assert sizes == [64 * 9 * 2] * 2 + [64 * 3 * 8, 64 * 9 * 2, 64 * 9 * 2]
 
 
-def test_tiles_are_used_where_a_study_found_them_faster() -> None:
+def test_tiles_are_used_where_they_were_measured_to_be_faster() -> None:
     layer = BinaryConv2d(1, 16, 16, 128, 64, (3, 3), pads=(1, 1, 1, 1))
     pointwise = dataclasses.replace(layer, kernel=(1, 1), pads=(0, 0, 0, 0))
     rows = BinaryConv2d(32, 1, 1, 512, 100, (1, 1), rank=2, steps=THRESHOLD)
