@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -35,6 +35,19 @@ from bnncc.verification.confirm import runs_here
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples" / "digits" / "digits.onnx"
 Machine = Callable[[str, str], None]
+
+
+FACTS = host._facts, host.cache_bytes
+
+
+@pytest.fixture(autouse=True)
+def fresh_facts() -> Iterator[None]:
+    """Let no test see what another one has made of this machine."""
+    for known in FACTS:
+        known.cache_clear()
+    yield
+    for known in FACTS:
+        known.cache_clear()
 
 
 @pytest.fixture
@@ -195,7 +208,7 @@ def test_native_is_apples_arm(machine: Machine, monkeypatch: pytest.MonkeyPatch)
         "hw.perflevel0.l1dcachesize": 131072,
         "hw.perflevel0.l2cachesize": 12 << 20,
     }
-    monkeypatch.setattr(host, "_sysctl", lambda name: says[name].to_bytes(8, "little"))
+    monkeypatch.setattr(host, "_sysctl", lambda name: says.get(name, 0).to_bytes(8, "little"))
     monkeypatch.setattr(host, "cache_bytes", host.cache_bytes.__wrapped__)
     machine(*MAC)
     spec = catalog.native()
