@@ -30,10 +30,10 @@ def _assembly(body: list[str], tiles: bool) -> str:
         *body,
         "dec $0",
         "jnz 1b",
-        *(["tilerelease", f"add $${TILE_MEMORY}, %rsp"] if tiles else []),
+        *(["tilerelease", "mov %r8, %rsp"] if tiles else []),
     ]
     text = "\\0A".join(lines)
-    clobbers = ",".join([*(f"~{{zmm{r}}}" for r in range(32)), "~{rcx}"])
+    clobbers = ",".join([*(f"~{{zmm{r}}}" for r in range(32)), "~{rcx}", "~{r8}"])
     return f"""
 define i32 @ceiling_loop(i32 %n) noinline {{
   %r = call i32 asm sideeffect "{text}", "=r,0,{clobbers},~{{cc}}"(i32 %n)
@@ -85,7 +85,8 @@ def _configured() -> list[str]:
     widths = [f"movw $$64, {16 + 2 * tile}(%rsp)" for tile in range(8)]
     rows = [f"movb $$16, {48 + tile}(%rsp)" for tile in range(8)]
     return [
-        "sub $$256, %rsp", "vmovdqu64 %zmm0, (%rsp)", "movb $$1, (%rsp)", *widths, *rows,
+        "mov %rsp, %r8", "and $$-64, %rsp", "sub $$256, %rsp",
+        "vmovdqu64 %zmm0, (%rsp)", "movb $$1, (%rsp)", *widths, *rows,
         "ldtilecfg (%rsp)", f"sub $${TILE_MEMORY - 256}, %rsp", "mov $$64, %ecx",
         *(f"tilezero %tmm{tile}" for tile in range(8)),
     ]  # fmt: skip

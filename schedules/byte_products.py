@@ -3,9 +3,9 @@
 Bits are first expanded to bytes, and floats rounded to bfloat16, see `definitions.byte_products`:
 data for a whole image, weights a few steps ahead of their products. A line of windows, which
 consists of whole output rows, is split into runs of a few tiles, of at most sixteen windows each.
-In a run, data tiles share each weight tile, and weight tiles share each data tile. Sums of a line
-are stored to memory and pass through the same epilogue as in other kernels, while the next line is
-multiplied (`software_pipeline`). Exact zeros in the data need no separate code.
+The tiles of a run share each weight tile. Sums of a line are stored to memory and pass through the
+same epilogue as in other kernels, while the next line is multiplied (`software_pipeline`). Exact
+zeros in the data need no separate code.
 
 `tile_choice` says which layers use this kernel, and why.
 """
@@ -13,7 +13,7 @@ multiplied (`software_pipeline`). Exact zeros in the data need no separate code.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, cast
@@ -45,21 +45,22 @@ from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
 
-TILE_CYCLES, ROW_CYCLES, LOAD_CYCLES, LATENCY = 8.0, 0.5, 1.2, 52.0
-"""Estimated cycles per product of tiles, and per row of it; per row that is loaded; cycles after
-which a sum can be added to again."""
+TILE_CYCLES, ROW_CYCLES, STEP_CYCLES, LEAST_CYCLES = 8.0, 0.5, 5.0, 25.0
+"""Measured cycles: per product of tiles that share a weight tile, and per row of it; more per step,
+and the least of a step, which also expands weights."""
+
+FEW, CROWDED = 4, 3.0
+"""Tiles per run up to which the next data is loaded in time, and more cycles per step of others.
+(With a busy hyperthread beside it, a step of five takes half as long again as one of four.)"""
 
 AHEAD = 4
 """Weight tiles that are expanded ahead of use."""
 
-BLOCKS = 2
-"""Maximum number of vectors of channels that share a data tile."""
-
 TAPS = 9
 """Maximum number of taps whose loop is unrolled."""
 
-LINE, LARGE = 0.25, 1.1
-"""Fraction of the L1 cache for the sums of a line, and what larger lines are estimated to cost."""
+LONG = 0.33
+"""Estimated loss when the sums of a line fill the L1 cache; shorter lines lose a part of it."""
 
 KEPT = 0.1
 """Maximum fraction of the L2 cache for weights that are expanded once, and kept for all lines."""
@@ -81,15 +82,12 @@ class Cut:
     rows : int
         Windows per tile.
     tiles : int
-        Data tiles that share each weight tile.
-    blocks : int
-        Weight tiles that share each data tile.
+        Tiles per run, which share each weight tile.
     """
 
     lines: Lines
     rows: int
     tiles: int
-    blocks: int
 
     @property
     def windows(self) -> int:
@@ -102,44 +100,38 @@ class Cut:
         return self.lines.places // self.windows
 
 
-def shares(spec: Layer) -> list[int]:
-    """Return the numbers of vectors of channels, all of one group, that may share a data tile."""
-    count = spec.out_channels // spec.groups // LANES
-    return [k for k in range(1, BLOCKS + 1) if k == 1 or (count > 0 and count % k == 0)]
-
-
-def cut(spec: Layer, target: TargetSpec, every: Sequence[int]) -> Cut:
+def cut(spec: Layer, target: TargetSpec, tiles: int) -> Cut:
     """Return the partition with the fewest estimated cycles, for a flattened spec.
 
-    `every` are values of `Cut.blocks` to choose from.
+    `tiles` is the number of tiles per run, at most `intrin_amx.SUMS`, or 0 for any number.
     """
-    height, found = spec.output_hw[0], []
-    for lined in (rows for rows in range(1, height + 1) if height % rows == 0):
-        lines = Lines(spec, lined)
-        share = lines.needed * LANES * 4 / target.l1_bytes
-        if lined > 1 and share > 1:
-            break
-        weight = LARGE if share > LINE else 1
-        for blocks, rows in product(every, range(2, TILE_ROWS + 1)):
-            for tiles in range(1, SUMS // blocks + 1):  # TVM cannot tensorize a loop of extent 1
-                count = layout.blocks(lines.needed, rows * tiles)
-                products = tiles * blocks * (TILE_CYCLES + rows * ROW_CYCLES)
-                loads = LOAD_CYCLES * (tiles * rows + blocks * TILE_ROWS)
-                each = max(products, loads, LATENCY) / blocks
-                filled = replace(lines, places=count * tiles * rows)
-                cycles = weight * each * count * lines.count
-                found.append((cycles, Cut(filled, rows, tiles, blocks)))
-    return min(found, key=lambda one: one[0])[1]
+    return min(_cuts(spec, target, tiles), key=lambda found: found[0])[1]
+
+
+def _cuts(spec: Layer, target: TargetSpec, tiles: int) -> Iterator[tuple[float, Cut]]:
+    """Return partitions and their estimated cycles for one step of all runs of an image."""
+    height, width = spec.output_hw
+    divisors = [rows for rows in range(1, height + 1) if height % rows == 0]
+    counts = [tiles] if tiles else range(1, SUMS + 1)
+    least = 2  # TVM cannot tensorize a loop of extent 1
+    for lined, rows, count in product(divisors, range(least, TILE_ROWS + 1), counts):
+        step = count * (TILE_CYCLES + rows * ROW_CYCLES) + STEP_CYCLES
+        step = max(step + CROWDED * (count > FEW), LEAST_CYCLES)
+        for lines in (Lines(spec, lined), Lines(spec, lined, 0, layout.blocks(width, rows) * rows)):
+            share = lines.needed * LANES * 4 / target.l1_bytes
+            if lined > 1 and share > 1:
+                continue
+            runs = layout.blocks(lines.needed, rows * count)
+            cycles = step * runs * lines.count * (1 + LONG * share)
+            yield cycles, Cut(replace(lines, places=runs * rows * count), rows, count)
 
 
 def space(spec: Layer, target: TargetSpec, threads: int) -> Space:
     """Return the search space of a layer on tiles."""
     divided = multithreading.shared(spec, target, threads)
-    flat = flattened(spec)
-    chosen = cut(flat, target, shares(flat))
-    return with_threads(
-        {"blocks": shares(flat)}, {"blocks": chosen.blocks}, threads > 1, divided
-    )  # fmt: skip
+    tiles = cut(flattened(spec), target, 0).tiles
+    choices: dict[str, Sequence[int]] = {"tiles": range(1, SUMS + 1)}
+    return with_threads(choices, {"tiles": tiles}, threads > 1, divided)
 
 
 def apply(
@@ -150,7 +142,7 @@ def apply(
 ) -> tirx.PrimFunc:
     """Schedule a layer on tiles."""
     flat, divided = flattened(spec), bool(point.get("divide", 0))
-    chosen = cut(flat, target, [point["blocks"]])
+    chosen = cut(flat, target, point["tiles"])
     whole = ranges.with_parameters(define(spec, chosen.lines.form), func)
     whole = nchw.held(whole, flat, chosen.lines.rows)
     parts = [_bytes(whole, divided, getattr(spec, "operands", "") == "bfloat16x3")]
@@ -192,24 +184,23 @@ def _channels(
     own = ranges.part(func, {name: {} for name in (*names, *nchw.names(func))}, SHARED[:1])
     (tensor,) = (b.writes[0].source for b in ranges.blocks(own) if b.name_hint == f"panel{end}")
     count, *elements, _, _ = map(int, tensor.shape)
-    each, blocks = math.prod(elements), 1 if end else chosen.blocks
-    distance = AHEAD // blocks
-    kept = each <= distance or _kept(spec, target, chosen, tensor)
+    each = math.prod(elements)
+    kept = each <= AHEAD or _kept(spec, target, chosen, tensor)
     early = not (in_tiles(spec) or divided) and count * each > AHEAD
     order = "nho" if kept else "onh"
-    sums = _sums(own, spec, chosen, blocks, end, order, early)
+    sums = _sums(own, spec, chosen, end, order, early)
     expanded = [] if early or in_tiles(spec) else [_panel(own, spec, end)]
     if early:
-        first, sums = software_pipeline.ahead(sums, order.index("o"), distance, kept, blocks)
+        first, sums = software_pipeline.ahead(sums, order.index("o"), AHEAD, kept)
         expanded = [first]
     full, rest = divmod(spec.out_channels, LANES)
-    group = Group(1, full, (rest,)) if end else Group(full // blocks, 0, (LANES,) * blocks)
-    parts = [sums, _results(own, spec, target, chosen, blocks, end, order)]
+    group = Group(1, full, (rest,)) if end else Group(full, 0, (LANES,))
+    parts = [sums, _results(own, spec, target, chosen, end, order)]
     parts += nchw.transposed(own, spec, group, order, count=chosen.lines.rows)
     if divided:
         expanded = [ranges.parallel(panel, 1) for panel in expanded]
         return [*expanded, ranges.parallel(ranges.joined(parts, 3), 3)]
-    return [*expanded, *software_pipeline.behind(parts, 3, blocks)]
+    return [*expanded, *software_pipeline.behind(parts, 3)]
 
 
 def _kept(spec: Layer, target: TargetSpec, chosen: Cut, panel: tirx.Buffer) -> bool:
@@ -239,8 +230,7 @@ def _expand(sch: s_tir.Schedule, spec: Layer, panel: str) -> None:
 
 
 def _sums(
-    func: tirx.PrimFunc, spec: Layer, chosen: Cut, blocks: int,
-    end: str, order: str, early: bool,
+    func: tirx.PrimFunc, spec: Layer, chosen: Cut, end: str, order: str, early: bool,
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule the tile products; `early`: each step also expands weights, for a later one."""
     name, panel, stored = f"sum{end}", f"panel{end}", in_tiles(spec)
@@ -251,8 +241,7 @@ def _sums(
     # 2 tile
     n, line, o, place, lane, kh, kw, c, k = sch.get_loops(name)
     run, tile, row = sch.split(place, [None, chosen.tiles, chosen.rows])
-    o, block = sch.split(o, [None, blocks])
-    sch.reorder(*_ordered(order, n, line, o), run, kh, kw, c, tile, block, row, lane, k)
+    sch.reorder(*_ordered(order, n, line, o), run, kh, kw, c, tile, row, lane, k)
     tap = sch.fuse(kh, kw)
     if int(sch.get(tap).extent) <= TAPS:
         sch.unroll(tap)
@@ -272,34 +261,30 @@ def _sums(
         sch.compute_at(panel, c)
         _expand(sch, spec, panel)
     sch.reverse_compute_at(total, run)
-    *_, every, stored, _ = sch.get_loops(total)
-    again, stored = sch.split(stored, [chosen.tiles, chosen.rows])
-    *_, first, second, cleared, _ = sch.get_loops(sch.decompose_reduction(name, tap))
-    *_, loaded, rows, _ = sch.get_loops(weight)
+    again, stored = sch.split(sch.get_loops(total)[-2], [chosen.tiles, chosen.rows])
+    *_, first, cleared, _ = sch.get_loops(sch.decompose_reduction(name, tap))
     # 4 tensorize
     loops = {
-        "zero": cleared, "load": sch.get_loops(data)[-2], "load_weight": rows,
-        "dot": row, "store": stored,
+        "zero": cleared, "load": sch.get_loops(data)[-2],
+        "load_weight": sch.get_loops(weight)[-2], "dot": row, "store": stored,
     }  # fmt: skip
     one, other = (str(sch.get(block).writes[0].source.dtype) for block in (data, weight))
     for operation, loop in loops.items():
         sch.tensorize(loop, Tile(operation, chosen.rows, (one, other)).register())
     # 5 unroll: instructions take tile numbers as immediates
-    channel_tiles.unrolled(sch, (first, second, tile, block, loaded, every, again))
+    channel_tiles.unrolled(sch, (first, tile, again))
     return sch.mod["main"]
 
 
 def _results(
-    func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut,
-    blocks: int, end: str, order: str,
-) -> tirx.PrimFunc:  # fmt: skip
+    func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut, end: str, order: str
+) -> tirx.PrimFunc:
     """Schedule the epilogue: loops over images, lines, vectors of channels, rows and columns."""
     out, lines = f"out{end}", chosen.lines
     sch = s_tir.Schedule(ranges.part(func, {out: {}}, (*SHARED, *epilogue.BLOCKS)))
     n, h, w, o = sch.get_loops(out)
     line, row = sch.split(h, [lines.count, lines.rows])
-    o, block = sch.split(o, [None, blocks])
-    sch.reorder(*_ordered(order, n, line, o), row, w, block)
+    sch.reorder(*_ordered(order, n, line, o), row, w)
     epilogue.vectorize(sch, sch.get_sblock(out), spec.out_channels, target)
     return sch.mod["main"]
 
@@ -328,7 +313,7 @@ def _uses_tiles(stmt: tirx.Stmt) -> bool:
 
 
 def _with_tiles(loop: tirx.For, chosen: Cut) -> list[tirx.Stmt]:
-    rows = [*[chosen.rows] * WEIGHT, *[TILE_ROWS] * BLOCKS]
+    rows = [*[chosen.rows] * WEIGHT, TILE_ROWS, 0]
     with IRBuilder() as builder, T.sblock("configured"):
         T.reads()
         T.writes()

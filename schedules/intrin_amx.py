@@ -40,8 +40,7 @@ BFLOAT16 = "uint16"
 
 
 SUMS, DATA, WEIGHT = 5, 5, 6
-"""Number of tiles for sums, which are the first ones; the data tile, and the first of two weight
-tiles."""
+"""Number of tiles for sums, which are the first ones; the tile of data, and that of weights."""
 
 LOCAL = "local"
 """Storage scope of tensors that are tiles."""
@@ -94,7 +93,7 @@ def store(tile: int, first: Expr, stride: Expr) -> None:
     _call("tilestored64", T.uint8(tile), T.address_of(first), stride)
 
 
-def dot(total: Expr, data: int, weight: Expr, *, types: tuple[str, str]) -> None:
+def dot(total: Expr, data: int, weight: int, *, types: tuple[str, str]) -> None:
     """Add the product of two tiles to a third; `types` is a key of `DOTS`."""
     _call(DOTS[types], T.uint8(total), T.uint8(data), T.uint8(weight))
 
@@ -104,8 +103,8 @@ class Tile(Pair):
     """An instruction on tiles that replaces a loop over elements of tensors in scope `LOCAL`.
 
     Such a tensor stands for tiles. Sums, of `rows` rows each, are stored one after the other, and
-    the offset of one in its tensor gives the number of its tile; so do weights, from `WEIGHT` on.
-    Data is in the tile `DATA`.
+    the offset of one in its tensor gives the number of its tile. Data is in the tile `DATA`, and
+    weights are in the tile `WEIGHT`.
     """
 
     operation: str
@@ -174,23 +173,22 @@ class Tile(Pair):
 
     def _instruction(self, *buffers: Buffer) -> None:
         if self.operation == "zero":
-            zero(_number(buffers[0], 0))
+            zero(_number(buffers[0]))
         elif self.operation == "dot":
-            _, weight, total = buffers
-            dot(_number(total, 0), DATA, _number(weight, WEIGHT), types=self.types)
+            dot(_number(buffers[-1]), DATA, WEIGHT, types=self.types)
         elif self.operation == "store":
             total, memory = buffers
-            store(_number(total, 0), memory[0, 0], _stride(memory) * T.int64(4))
+            store(_number(total), memory[0, 0], _stride(memory) * T.int64(4))
         else:
-            memory, tile = buffers
-            number = DATA if self.operation == "load" else _number(tile, WEIGHT)
+            memory, _ = buffers
+            number = DATA if self.operation == "load" else WEIGHT
             load(number, memory[0, 0], _stride(memory) * T.int64(4 // self.together))
 
 
-def _number(tiles: Buffer, first: int) -> Expr:
-    """Return the number of the tile that a tensor stands for."""
-    rows, columns = tiles.shape
-    return T.Cast("uint8", tiles.elem_offset // (rows * columns) + first)
+def _number(total: Buffer) -> Expr:
+    """Return the number of the tile that a tensor of sums stands for."""
+    rows, columns = total.shape
+    return T.Cast("uint8", total.elem_offset // (rows * columns))
 
 
 def number_of(stored: Expr) -> Expr:

@@ -24,9 +24,7 @@ STEP = "bnncc_step"
 """Annotation of a loop over steps; directly inside is another loop, over parts of a step."""
 
 
-def ahead(
-    func: tirx.PrimFunc, number: int, distance: int, kept: bool, blocks: int
-) -> list[tirx.PrimFunc]:
+def ahead(func: tirx.PrimFunc, number: int, distance: int, kept: bool) -> list[tirx.PrimFunc]:
     """Return a scheduled function in which elements are computed `distance` steps ahead.
 
     Parameters
@@ -42,8 +40,6 @@ def ahead(
         Whether elements are computed in the first iteration of the loops that repeat it, and kept
         for the others. Otherwise they are computed each time, and memory is a ring of elements; the
         loop over groups must be the outermost one.
-    blocks : int
-        Extent of the tensor's first axis in each element.
 
     Returns
     -------
@@ -89,7 +85,7 @@ def ahead(
         for some in (first, steps)
     ]
     (block,) = of_kind(first[0], s_tir.SBlock)
-    return parts if kept else _in_ring(parts, block.writes[0].source, distance, blocks)
+    return parts if kept else _in_ring(parts, block.writes[0].source, distance)
 
 
 def _at_step(
@@ -122,22 +118,20 @@ def _all(tests: Sequence[Any]) -> Any:
     return made
 
 
-def _in_ring(
-    parts: Sequence[tirx.PrimFunc], tensor: Any, distance: int, blocks: int
-) -> list[tirx.PrimFunc]:
+def _in_ring(parts: Sequence[tirx.PrimFunc], tensor: Any, distance: int) -> list[tirx.PrimFunc]:
     """Replace a tensor [block, axes of elements, rows, columns] by a ring of elements."""
     _, *axes, rows, columns = tensor.shape
     count = math.prod(map(int, axes))
     turns = next(size for size in range(distance + 1, count + 1) if count % size == 0)
-    shape = int64(turns), int64(blocks), rows, columns
+    shape = int64(turns), rows, columns
     ring = tirx.decl_buffer(shape, tensor.dtype, "ring")
 
     def slot(indices: Sequence[Any]) -> list[Any]:
-        block, *element, row, column = indices
+        _, *element, row, column = indices
         place: Any = int64(0)
         for index, axis in zip(element, axes, strict=True):
             place = place * axis + index
-        return [place % turns, block % blocks, row, column]
+        return [place % turns, row, column]
 
     made = []
     for func in parts:
@@ -148,7 +142,7 @@ def _in_ring(
     return made
 
 
-def behind(parts: Sequence[tirx.PrimFunc], shared: int, blocks: int) -> list[tirx.PrimFunc]:
+def behind(parts: Sequence[tirx.PrimFunc], shared: int) -> list[tirx.PrimFunc]:
     """Merge sums and their results; results are computed while the next sums are.
 
     Parameters
@@ -159,8 +153,6 @@ def behind(parts: Sequence[tirx.PrimFunc], shared: int, blocks: int) -> list[tir
         rows and one over columns inside, computes results from the sums. Others follow it.
     shared : int
         Number of outer loops.
-    blocks : int
-        Vectors of channels per iteration of these loops.
 
     Returns
     -------
@@ -175,15 +167,15 @@ def behind(parts: Sequence[tirx.PrimFunc], shared: int, blocks: int) -> list[tir
     later = [ranges.opened(nest, shared) for nest in nests[1:]]
     tensor = _sums_of(sums, roots[0])
     *_, windows, lanes = tensor.shape
-    held = tirx.decl_buffer((int64(2), int64(blocks), windows, lanes), tensor.dtype, "held")
+    held = tirx.decl_buffer((int64(2), windows, lanes), tensor.dtype, "held")
     number, total = int64(0), int64(1)
     for loop in outer:
         number, total = number * loop.extent + loop.loop_var, total * loop.extent
 
     def in_slot(stmt: tirx.Stmt, turn: Any) -> tirx.Stmt:
         def where(indices: Sequence[Any]) -> list[Any]:
-            *_, block, window, lane = indices
-            return [turn % 2, block % blocks, window, lane]
+            *_, window, lane = indices
+            return [turn % 2, window, lane]
 
         return _replaced(stmt, tensor, held, where)
 

@@ -103,7 +103,7 @@ def on_tiles(sch: s_tir.Schedule, types: tuple[str, str], rows: int) -> tirx.Pri
         T.reads()
         T.writes()
         config = T.sblock_alloc_buffer((8,), "uint64")
-        intrin_amx.configure(config, (*[rows] * WEIGHT, 16, 16))
+        intrin_amx.configure(config, (*[rows] * WEIGHT, 16, 0))
     with IRBuilder() as ended, T.sblock("released"):
         T.reads()
         T.writes()

@@ -47,7 +47,7 @@ def computed(func: tirx.PrimFunc, given: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("kept", [False, True])
 def test_elements_are_computed_ahead(kept: bool, distance: int) -> None:
     func = plain(kept)
-    parts = software_pipeline.ahead(func, int(kept), distance, kept, 1)
+    parts = software_pipeline.ahead(func, int(kept), distance, kept)
     first, rest = (ranges.statements(part.body.block.body) for part in parts)
     assert len(first) == len(rest) == 1
     assert int(first[0].extent) == distance

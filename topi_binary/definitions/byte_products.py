@@ -7,9 +7,10 @@ contribution of padding with other values is added separately.
 
 An image is stored as *planes*, one for each phase of the strides. In a plane, adjacent windows are
 one pixel apart whatever the stride, and a tap is a constant offset. Rows of a plane are contiguous,
-so the windows of several rows form one *line*. The last windows of each row in a line have no
-output, and their sums are not read. If the padding at the end of one row can also serve as the
-padding at the start of the next, rows are stored shorter.
+so the windows of several rows form one *line*, either without a gap or so that each row begins a
+tile. The last windows of each row in a line may have no output, and their sums are not read. If the
+padding at the end of one row can also serve as the padding at the start of the next, rows are
+stored shorter.
 """
 
 from __future__ import annotations
@@ -71,11 +72,13 @@ class Lines:
     """Output rows per line; divides the output height."""
     places: int = 0
     """Windows per line for which sums are computed, at least `needed`."""
+    width: int = 0
+    """Windows per output row, if each row begins a tile; 0 for all `pitch` pixels of a row."""
 
     @property
     def form(self) -> str:
         """The form of the definition."""
-        return f"{FORM}-{self.rows}-{self.places}"
+        return f"{FORM}-{self.rows}-{self.places}-{self.width}"
 
     @property
     def count(self) -> int:
@@ -83,9 +86,18 @@ class Lines:
         return self.spec.output_hw[0] // self.rows
 
     @property
+    def apart(self) -> int:
+        """Windows from the first one of a row to the first one of the next."""
+        return self.width or self.pitch
+
+    @property
     def needed(self) -> int:
         """Windows from the first output of a line to the last one."""
-        return (self.rows - 1) * self.pitch + self.spec.output_hw[1]
+        return (self.rows - 1) * self.apart + self.spec.output_hw[1]
+
+    def first(self, place: Expr) -> Expr:
+        """Return the pixel, within a line of a plane, at which a window begins."""
+        return place // self.width * self.pitch + place % self.width if self.width else place
 
     @cached_property
     def phases(self) -> tuple[int, int]:
@@ -145,7 +157,7 @@ class Lines:
         """Pixels of all planes, plus those that only windows without an output read."""
         taps = product(*map(range, self.spec.kernel))
         last = max(int(self.tap(*tap)) for tap in taps)
-        behind = (self.count - 1) * self.rows * self.pitch + self.places + last
+        behind = (self.count - 1) * self.rows * self.pitch + self.first(self.places - 1) + last + 1
         planes = self.phases[0] * self.phases[1]
         return max(planes * self.plane[0] * self.plane[1], behind)
 
@@ -222,8 +234,8 @@ def summed(met: Operands, n: Expr, form: str) -> list[Callable[..., Expr]]:
         Each takes a pixel, a vector of channels and a lane, and reads a sum. A second one, if any,
         is for the last channels.
     """
-    spec, (rows, places) = met.spec, map(int, form.split("-")[1:])
-    lines, (full, rest) = Lines(spec, rows, places), divmod(spec.out_channels, LANES)
+    spec, numbers = met.spec, map(int, form.split("-")[1:])
+    lines, (full, rest) = Lines(spec, *numbers), divmod(spec.out_channels, LANES)
     held = met.parts * met.steps
     data = buffer("bytes", (n, held, lines.pixels, met.depth), met.types[0])
     parts = met.depth // met.lanes
@@ -251,11 +263,12 @@ def summed(met: Operands, n: Expr, form: str) -> list[Callable[..., Expr]]:
         compute(name, words, extents, partial(under, value))
     compute("data", data, (*extents, met.lanes), datum, where)
     blocks = spec.groups * met.products * met.steps
-    taps = [*map(extent, (n, lines.count, *spec.kernel, blocks, places, met.depth))]
+    taps = [*map(extent, (n, lines.count, *spec.kernel, blocks, lines.places, met.depth))]
     window = compute(
         "window", buffer("window", taps, met.types[0]), taps,
         lambda n, line, kh, kw, c, place, k: data[
-            n, met.block(0, c), line * (rows * lines.pitch) + place + lines.tap(kh, kw), k
+            n, met.block(0, c),
+            line * (lines.rows * lines.pitch) + lines.first(place) + lines.tap(kh, kw), k,
         ],
     )  # fmt: skip
     ends = [("", 0, full)] * (full > 0) + [("_last", full, 1)] * (rest > 0)
@@ -293,7 +306,7 @@ def _sums(
     accumulate(f"sum{end}", sums, outputs, reduced, start, term)
 
     def dot(n: Expr, h: Expr, w: Expr, o: Expr, lane: Expr) -> Expr:
-        return sums[n, h // lines.rows, o - first, h % lines.rows * lines.pitch + w, lane]
+        return sums[n, h // lines.rows, o - first, h % lines.rows * lines.apart + w, lane]
 
     return dot
 
