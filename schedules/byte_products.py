@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, cast
+from typing import cast
 
 import tvm_ffi
 from tvm import s_tir, tirx
@@ -62,10 +62,8 @@ TAPS = 9
 LONG = 0.33
 """Estimated loss when the sums of a line fill the L1 cache; shorter lines lose a part of it."""
 
-KEPT = 0.1
-"""Maximum fraction of the L2 cache for weights that are expanded once, and kept for all lines."""
-
-Loop = Any
+ORDER = "nho"
+"""Outer loops of sums and results: images, lines, vectors of channels."""
 
 SHARED = "data", "panel", "panel_last", "sum", "sum_last"
 """Blocks whose tensors several loop nests share."""
@@ -145,18 +143,31 @@ def apply(
     chosen = cut(flat, target, point["tiles"])
     whole = ranges.with_parameters(define(spec, chosen.lines.form), func)
     whole = nchw.held(whole, flat, chosen.lines.rows)
-    parts = [_bytes(whole, divided, getattr(spec, "operands", "") == "bfloat16x3")]
+    terms, lines = getattr(spec, "operands", "") == "bfloat16x3", chosen.lines
+    later = None if divided or flat.n != 1 or lines.count == 1 else _bytes(whole, terms, True)
+    first = None if later is None else lines.plane[0] - (lines.count - 1) * lines.rows
+    begun = _bytes(whole, terms, False, first)
+    parts = [ranges.parallel(begun, 4) if divided else begun]
     full, rest = divmod(flat.out_channels, LANES)
-    ends = [""] * (full > 0) + ["_last"] * (rest > 0)
-    parts += [part for end in ends for part in _channels(whole, flat, target, chosen, end, divided)]
+    for end in [""] * (full > 0) + ["_last"] * (rest > 0):
+        parts += _channels(whole, flat, target, chosen, end, divided, later)
+        later = None
     return _configured(ranges.joined(parts, 0), chosen)
 
 
-def _bytes(func: tirx.PrimFunc, divided: bool, terms: bool) -> tirx.PrimFunc:
-    """Schedule the expansion of data to bytes, a word at a time; loops over terms are unrolled."""
+def _bytes(
+    func: tirx.PrimFunc, terms: bool, in_rows: bool, rows: int | None = None
+) -> tirx.PrimFunc:
+    """Schedule the expansion of data to bytes, a word at a time; loops over terms are unrolled.
+
+    Loops over rows and columns are outermost if `in_rows`; only the first `rows` are expanded.
+    """
     words = [block.name_hint for block in ranges.blocks(func) if block.name_hint in WORDS]
-    sch = s_tir.Schedule(ranges.part(func, {name: {} for name in (*words, "data")}, SHARED))
-    n, high, wide, row, _, part, which, lane = sch.get_loops("data")
+    bounds: ranges.Bounds = {} if rows is None else {3: (0, rows)}
+    sch = s_tir.Schedule(ranges.part(func, dict.fromkeys((*words, "data"), bounds), SHARED))
+    n, high, wide, row, column, part, which, lane = sch.get_loops("data")
+    if in_rows:
+        sch.reorder(row, column, n, high, wide, part, which, lane)
     for word in words:
         sch.compute_at(word, which)
     if words:
@@ -166,49 +177,39 @@ def _bytes(func: tirx.PrimFunc, divided: bool, terms: bool) -> tirx.PrimFunc:
         sch.vectorize(lane)
     if terms:
         sch.unroll(part)
-    if divided:
-        sch.parallel(sch.fuse(n, high, wide, row))
     return sch.mod["main"]
 
 
 def _channels(
     func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut,
-    end: str, divided: bool,
+    end: str, divided: bool, data: tirx.PrimFunc | None,
 ) -> list[tirx.PrimFunc]:  # fmt: skip
-    """Schedule the vectors of channels, all complete ones or the last.
+    """Schedule the vectors of channels, all complete ones or the last, and `data` of later lines.
 
-    If their weights fit in the cache, they are expanded with the first line and kept, and lines are
-    the outer loop. Otherwise the outer loop is over channels, and each line expands weights again.
+    Each line expands all weights again, which takes no time beside the products, and so reads few
+    bytes: its data and some weights stay in the L1 cache.
     """
     names = ("data", "window", f"panel{end}", f"sum{end}", f"out{end}")
     own = ranges.part(func, {name: {} for name in (*names, *nchw.names(func))}, SHARED[:1])
     (tensor,) = (b.writes[0].source for b in ranges.blocks(own) if b.name_hint == f"panel{end}")
     count, *elements, _, _ = map(int, tensor.shape)
     each = math.prod(elements)
-    kept = each <= AHEAD or _kept(spec, target, chosen, tensor)
     early = not (in_tiles(spec) or divided) and count * each > AHEAD
-    order = "nho" if kept else "onh"
-    sums = _sums(own, spec, chosen, end, order, early)
+    sums = _sums(own, spec, chosen, end, early)
     expanded = [] if early or in_tiles(spec) else [_panel(own, spec, end)]
     if early:
-        first, sums = software_pipeline.ahead(sums, order.index("o"), AHEAD, kept)
+        first, sums = software_pipeline.ahead(sums, ORDER.index("o"), AHEAD, each <= AHEAD)
         expanded = [first]
+    if data is not None:
+        sums = software_pipeline.alongside(sums, data, ORDER.index("h"), chosen.lines.rows)
     full, rest = divmod(spec.out_channels, LANES)
     group = Group(1, full, (rest,)) if end else Group(full, 0, (LANES,))
-    parts = [sums, _results(own, spec, target, chosen, end, order)]
-    parts += nchw.transposed(own, spec, group, order, count=chosen.lines.rows)
+    parts = [sums, _results(own, spec, target, chosen, end)]
+    parts += nchw.transposed(own, spec, group, ORDER, count=chosen.lines.rows)
     if divided:
         expanded = [ranges.parallel(panel, 1) for panel in expanded]
         return [*expanded, ranges.parallel(ranges.joined(parts, 3), 3)]
     return [*expanded, *software_pipeline.behind(parts, 3)]
-
-
-def _kept(spec: Layer, target: TargetSpec, chosen: Cut, panel: tirx.Buffer) -> bool:
-    """Return whether the L2 cache should hold all weights as tiles, for several runs of pixels."""
-    if isinstance(spec.n, int) and spec.n * chosen.lines.count * chosen.runs == 1:
-        return False
-    size = math.prod(map(int, panel.shape)) * tvm_ffi.dtype(panel.dtype).itemsize
-    return size <= KEPT * target.l2_bytes
 
 
 def _panel(func: tirx.PrimFunc, spec: Layer, end: str) -> tirx.PrimFunc:
@@ -230,7 +231,7 @@ def _expand(sch: s_tir.Schedule, spec: Layer, panel: str) -> None:
 
 
 def _sums(
-    func: tirx.PrimFunc, spec: Layer, chosen: Cut, end: str, order: str, early: bool,
+    func: tirx.PrimFunc, spec: Layer, chosen: Cut, end: str, early: bool,
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule the tile products; `early`: each step also expands weights, for a later one."""
     name, panel, stored = f"sum{end}", f"panel{end}", in_tiles(spec)
@@ -241,7 +242,7 @@ def _sums(
     # 2 tile
     n, line, o, place, lane, kh, kw, c, k = sch.get_loops(name)
     run, tile, row = sch.split(place, [None, chosen.tiles, chosen.rows])
-    sch.reorder(*_ordered(order, n, line, o), run, kh, kw, c, tile, row, lane, k)
+    sch.reorder(n, line, o, run, kh, kw, c, tile, row, lane, k)
     tap = sch.fuse(kh, kw)
     if int(sch.get(tap).extent) <= TAPS:
         sch.unroll(tap)
@@ -277,21 +278,16 @@ def _sums(
 
 
 def _results(
-    func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut, end: str, order: str
+    func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut, end: str
 ) -> tirx.PrimFunc:
     """Schedule the epilogue: loops over images, lines, vectors of channels, rows and columns."""
     out, lines = f"out{end}", chosen.lines
     sch = s_tir.Schedule(ranges.part(func, {out: {}}, (*SHARED, *epilogue.BLOCKS)))
     n, h, w, o = sch.get_loops(out)
     line, row = sch.split(h, [lines.count, lines.rows])
-    sch.reorder(*_ordered(order, n, line, o), row, w)
+    sch.reorder(n, line, o, row, w)
     epilogue.vectorize(sch, sch.get_sblock(out), spec.out_channels, target)
     return sch.mod["main"]
-
-
-def _ordered(order: str, n: Loop, line: Loop, o: Loop) -> list[Loop]:
-    loops = {"n": n, "h": line, "o": o}
-    return [loops[axis] for axis in order]
 
 
 def _configured(func: tirx.PrimFunc, chosen: Cut) -> tirx.PrimFunc:

@@ -2,8 +2,8 @@
 
 Both kinds of instructions run side by side only if they stand close together in the code. And a
 tile load of bytes that vectors have just stored waits until the stores have left the core. So
-`ahead` expands weights several steps before they are used, and `behind` computes the results of one
-iteration step by step within the next one.
+`ahead` expands weights several steps before they are used, `alongside` makes the data of one line
+during the line before, and `behind` computes the results of one iteration within the next one.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ def ahead(func: tirx.PrimFunc, number: int, distance: int, kept: bool) -> list[t
         At most the number of all elements; without `kept`, less than those of a group.
     kept : bool
         Whether elements are computed in the first iteration of the loops that repeat it, and kept
-        for the others. Otherwise they are computed each time, and memory is a ring of elements; the
-        loop over groups must be the outermost one.
+        for the others. Otherwise they are computed each time, and memory is a ring of elements.
 
     Returns
     -------
@@ -71,10 +70,10 @@ def ahead(func: tirx.PrimFunc, number: int, distance: int, kept: bool) -> list[t
             tests = [tirx.EQ(loop.loop_var, int64(0)) for loop in others]
             exists = _all([*tests, later < group.extent])
         else:
-            last = [tirx.EQ(loop.loop_var, loop.extent - 1) for loop in others]
-            over = _all([now >= count, *last])
-            later = group.loop_var + tirx.Select(over, int64(1), int64(0))
-            exists = tirx.Not(tirx.And(over, tirx.EQ(group.loop_var, group.extent - 1)))
+            over = _all([now >= count, *map(_last, outer[number + 1 :])])
+            following = tirx.Select(_last(group), int64(0), group.loop_var + 1)
+            later = tirx.Select(over, following, group.loop_var)
+            exists = tirx.Not(_all([over, *map(_last, outer[: number + 1])]))
         made = element(later, now % count, start if kept else {})
         body = tirx.SeqStmt([tirx.IfThenElse(exists, made, None), *rest])
         return _loop(loop, _loop(loop.body, body), {STEP: int64(1)})
@@ -109,6 +108,11 @@ def _loop(
     """Return a loop with another body."""
     extent, kind = loop.extent, loop.kind
     return tirx.For(loop.loop_var, loop.min, extent, kind, body, annotations=annotations)
+
+
+def _last(loop: tirx.For) -> Any:
+    """Return whether this is the last iteration of a loop."""
+    return tirx.EQ(loop.loop_var, loop.extent - 1)
 
 
 def _all(tests: Sequence[Any]) -> Any:
@@ -187,9 +191,13 @@ def behind(parts: Sequence[tirx.PrimFunc], shared: int) -> list[tirx.PrimFunc]:
 
     before = [tirx.Var("before", loop.loop_var.ty) for loop in outer]
     results = finished(0, before, number + 1)
-    body = in_slot(
-        _at_step(sums, [], lambda runs, loop: _begun(runs, loop, results, number)), number
-    )
+    (row,), _ = ranges.opened(results, 1)
+
+    def begun(runs: Sequence[tirx.For], loop: tirx.For) -> tirx.Stmt:
+        made = _share(results, int(row.extent), int64(0), [*runs, loop], [number > 0])
+        return _begun(loop, made)
+
+    body = in_slot(_at_step(sums, [], begun), number)
     earlier = _places(outer, tirx.max(number - 1, int64(0)))
     steps = [tirx.Bind(var, value) for var, value in zip(before, earlier, strict=True)]
     steps += ranges.statements(body)
@@ -207,23 +215,75 @@ def behind(parts: Sequence[tirx.PrimFunc], shared: int) -> list[tirx.PrimFunc]:
     ]
 
 
-def _begun(runs: Sequence[tirx.For], loop: tirx.For, results: tirx.Stmt, number: Any) -> tirx.Stmt:
-    """Begin each step with some of the earlier results: so many columns of so many rows."""
-    (row, column), result = ranges.opened(results, 2)
-    (run,) = runs
-    rows, columns, slots = int(row.extent), int(column.extent), int(run.extent * loop.extent)
+def alongside(
+    func: tirx.PrimFunc, producer: tirx.PrimFunc, number: int, count: int
+) -> tirx.PrimFunc:
+    """Return a nest of sums in which data for a line is made while the line before is multiplied.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+        A single loop nest. Inside its loop over lines are loops over steps, at `STEP`.
+    producer : tirx.PrimFunc
+        A loop nest that makes the data; its outer loops are over rows and columns.
+    number : int
+        Index of the loop over lines, from the outside in. Loops outside repeat it with the same
+        data.
+    count : int
+        Rows of data that each line needs beyond those of the line before. All others must be there
+        already.
+
+    Returns
+    -------
+    tirx.PrimFunc
+    """
+    root, other = func.body.block, producer.body.block
+    steps = ranges.statements(other.body)
+    views = [stmt for stmt in steps if not isinstance(stmt, tirx.For)]
+    (nest,) = (stmt for stmt in steps if isinstance(stmt, tirx.For))
+    (row,), _ = ranges.opened(nest, 1)
+
+    def begun(outer: Sequence[tirx.For], loop: tirx.For) -> tirx.Stmt:
+        lines, slots = outer[number], [*outer[number + 1 :], loop]
+        begin = row.extent - (lines.extent - 1 - lines.loop_var) * count
+        tests = [tirx.EQ(one.loop_var, int64(0)) for one in outer[:number]]
+        made = _share(nest, count, begin, slots, [*tests, lines.loop_var < lines.extent - 1])
+        return _begun(loop, made)
+
+    stmts = [_at_step(stmt, [], begun) for stmt in ranges.statements(root.body)]
+    tensors = [*dict.fromkeys([*other.alloc_buffers, *root.alloc_buffers])]
+    return func.with_body(ranges.rooted(func, ranges.sequence([*views, *stmts]), tensors))
+
+
+def _begun(loop: tirx.For, first: tirx.Stmt) -> tirx.For:
+    """Return a loop at `STEP` each of whose iterations begins with a statement."""
+    return _loop(loop, tirx.SeqStmt([first, *ranges.statements(loop.body)]), {STEP: int64(1)})
+
+
+def _share(
+    nest: tirx.Stmt, rows: int, begin: Any, loops: Sequence[tirx.For], tests: Sequence[Any]
+) -> tirx.Stmt:
+    """Return what one iteration of `loops` does of a nest, if `tests` hold.
+
+    All iterations together do `rows` iterations of its first loop, from `begin` on. Each does some
+    iterations of its second loop, over columns.
+    """
+    (row, column), element = ranges.opened(nest, 2)
+    columns, slots = int(column.extent), math.prod(int(loop.extent) for loop in loops)
     sizes = (size for size in range(1, columns) if columns % size == 0)
     size = next((k for k in sizes if rows * columns // k <= slots), columns)
     count, every = rows * columns // size, columns // size
     each = -(-count // slots)
-    turn, own = (tirx.Var(name, loop.loop_var.ty) for name in ("turn", "piece"))
-    piece = (run.loop_var * loop.extent + loop.loop_var) * each + own
-    place = {row.loop_var: piece // every, column.loop_var: piece % every * size + turn}
-    made: tirx.Stmt = ranges.with_own_variables(ranges.renamed(result, place))
+    slot: Any = int64(0)
+    for loop in loops:
+        slot = slot * loop.extent + loop.loop_var
+    turn, own = (tirx.Var(name, column.loop_var.ty) for name in ("turn", "piece"))
+    piece = slot * each + own
+    place = {row.loop_var: begin + piece // every, column.loop_var: piece % every * size + turn}
+    made: tirx.Stmt = ranges.with_own_variables(ranges.renamed(element, place))
     made = tirx.For(turn, int64(0), int64(size), tirx.ForKind.SERIAL, made)
-    made = tirx.IfThenElse(_all([number > 0, piece < count]), made, None)
-    made = tirx.For(own, int64(0), int64(each), tirx.ForKind.SERIAL, made)
-    return _loop(loop, tirx.SeqStmt([made, *ranges.statements(loop.body)]))
+    made = tirx.IfThenElse(_all([*tests, piece < count]), made, None)
+    return tirx.For(own, int64(0), int64(each), tirx.ForKind.SERIAL, made)
 
 
 def _places(loops: Sequence[tirx.For], number: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Kernels on tiles: every way to keep weights, to share tiles, and to divide an image."""
+"""Kernels on tiles: every way to divide an image."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bnncc.schedules import byte_products, schedule, tile_choice
+from bnncc.schedules import schedule, tile_choice
 from bnncc.targets import catalog
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, Step
@@ -33,6 +33,7 @@ LAYERS = {
     "groups of one vector": replace(LAYER, groups=2, channels=256, out_channels=32),
     "groups of three vectors": replace(LAYER, groups=2, channels=256, out_channels=96),
     "few steps": replace(LAYER, kernel=(1, 1), pads=(0, 0, 0, 0), channels=64),
+    "rows of two tiles": replace(LAYER, height=8, width=26, channels=64, out_channels=40),
     "rows": BinaryConv2d(
         33, 1, 1, 320, 96, (1, 1), rank=2, weight_order=tile_choice.ORDER, steps=THRESHOLD
     ),
@@ -41,12 +42,8 @@ LAYERS = {
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("tiles", [1, 2, 4, 5])
-@pytest.mark.parametrize("kept", [0.0, 1.0], ids=["expanded again", "kept"])
 @pytest.mark.parametrize("target", TILES)
-def test_all_ways_equal_the_oracle(
-    kept: float, tiles: int, threads: int, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(byte_products, "KEPT", kept)
+def test_all_ways_equal_the_oracle(tiles: int, threads: int, target: str) -> None:
     machine, functions = catalog.resolve(target), {}
     for number, spec in enumerate(LAYERS.values()):
         point = {"tiles": tiles, **({"divide": 1} if threads > 1 else {})}
