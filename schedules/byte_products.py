@@ -65,6 +65,9 @@ LONG = 0.33
 ORDER = "nho"
 """Outer loops of sums and results: images, lines, vectors of channels."""
 
+OF_TILES = "bnncc_tiles"
+"""Annotation of loops over the tiles of a run."""
+
 SHARED = "data", "panel", "panel_last", "sum", "sum_last"
 """Blocks whose tensors several loop nests share."""
 
@@ -80,7 +83,7 @@ class Cut:
     rows : int
         Windows per tile.
     tiles : int
-        Tiles per run, which share each weight tile.
+        Tiles per run, which share each weight tile. The last run of a line may have fewer.
     """
 
     lines: Lines
@@ -96,6 +99,11 @@ class Cut:
     def runs(self) -> int:
         """Runs per line."""
         return self.lines.places // self.windows
+
+    @property
+    def filled(self) -> int:
+        """Tiles per line that have outputs."""
+        return layout.blocks(self.lines.needed, self.rows)
 
 
 def cut(spec: Layer, target: TargetSpec, tiles: int) -> Cut:
@@ -113,15 +121,16 @@ def _cuts(spec: Layer, target: TargetSpec, tiles: int) -> Iterator[tuple[float, 
     counts = [tiles] if tiles else range(1, SUMS + 1)
     least = 2  # TVM cannot tensorize a loop of extent 1
     for lined, rows, count in product(divisors, range(least, TILE_ROWS + 1), counts):
-        step = count * (TILE_CYCLES + rows * ROW_CYCLES) + STEP_CYCLES
-        step = max(step + CROWDED * (count > FEW), LEAST_CYCLES)
+        tile, more = TILE_CYCLES + rows * ROW_CYCLES, STEP_CYCLES + CROWDED * (count > FEW)
         for lines in (Lines(spec, lined), Lines(spec, lined, 0, layout.blocks(width, rows) * rows)):
             share = lines.needed * LANES * 4 / target.l1_bytes
             if lined > 1 and share > 1:
                 continue
-            runs = layout.blocks(lines.needed, rows * count)
-            cycles = step * runs * lines.count * (1 + LONG * share)
-            yield cycles, Cut(replace(lines, places=runs * rows * count), rows, count)
+            runs, last = divmod(layout.blocks(lines.needed, rows), count)
+            cycles = runs * max(count * tile + more, LEAST_CYCLES)
+            cycles += max(last * tile + more, LEAST_CYCLES) * (last > 0)
+            filled = replace(lines, places=(runs + (last > 0)) * rows * count)
+            yield cycles * lines.count * (1 + LONG * share), Cut(filled, rows, count)
 
 
 def space(spec: Layer, target: TargetSpec, threads: int) -> Space:
@@ -274,7 +283,29 @@ def _sums(
         sch.tensorize(loop, Tile(operation, chosen.rows, (one, other)).register())
     # 5 unroll: instructions take tile numbers as immediates
     channel_tiles.unrolled(sch, (first, tile, again))
-    return sch.mod["main"]
+    if chosen.filled == chosen.runs * chosen.tiles:
+        return sch.mod["main"]
+    sch.unroll(run)
+    for loop in (first, tile, again):
+        sch.annotate(loop, OF_TILES, 1)
+    return _without_empty(sch.mod["main"], chosen)
+
+
+def _without_empty(func: tirx.PrimFunc, chosen: Cut) -> tirx.PrimFunc:
+    """Leave out the tiles of the last run that have no output."""
+    root = func.body.block
+    (nest,) = (stmt for stmt in ranges.statements(root.body) if isinstance(stmt, tirx.For))
+    *_, run = ranges.opened(nest, len(ORDER) + 1)[0]
+
+    def visit(loop: tirx.For) -> tirx.For:
+        if OF_TILES not in loop.annotations:
+            return loop
+        filled = run.loop_var * chosen.tiles + loop.loop_var < chosen.filled
+        body = tirx.IfThenElse(filled, loop.body, None)
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
+
+    body = tvm_ffi.structural_map(root.body, (tirx.For, visit))
+    return func.with_body(ranges.rooted(func, body, root.alloc_buffers))
 
 
 def _results(
