@@ -7,6 +7,8 @@ the runs of what is compared with it.
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import tvm
 from tvm.script.ir_builder import IRBuilder
@@ -147,6 +149,11 @@ def ceiling_of(target: TargetSpec) -> str:
     return f"lookup {target.vector_bits}"
 
 
+def of_bytes(target: TargetSpec) -> Ceiling:
+    """Return the ceiling of products of bytes: of tiles, or of vectors."""
+    return Ceiling("int8 tiles" if "amx_int8" in target.features else "int8 dot")
+
+
 class Ceiling:
     """One ceiling, measured a little at a time.
 
@@ -186,7 +193,36 @@ class Ceiling:
         self._timer = self._lib.time_evaluator("main", tvm.cpu(), number=1, repeat=1)
         self.best = 0.0
 
-    def measure(self) -> None:
-        """Run once and keep the best rate, in multiply-adds per second."""
-        seconds = min(self._timer(self._out).results)
-        self.best = max(self.best, self._macs * ITERATIONS / seconds)
+    def measure(self) -> float:
+        """Run once and return the rate, in multiply-adds per second; keep the best."""
+        rate: float = self._macs * ITERATIONS / min(self._timer(self._out).results)
+        self.best = max(self.best, rate)
+        return rate
+
+
+class Quiet:
+    """Tells whether another thread of this core, perhaps of another guest, slows tiles down.
+
+    While one is busy, products of loaded tiles take three times as long. A processor without tiles
+    always counts as quiet.
+    """
+
+    SHARE, PATIENCE = 0.7, 3.0
+    """Least fraction of the best rate so far; seconds to wait for it."""
+
+    def __init__(self) -> None:
+        tiles = "amx_tile" in host.features()
+        self._probe = Ceiling("int8 tiles, 2 x 2 loaded") if tiles else None
+        for _ in range(50):
+            self.now()
+
+    def now(self) -> bool:
+        """Return whether it is quiet."""
+        probe = self._probe
+        return probe is None or probe.measure() >= self.SHARE * probe.best
+
+    def wait(self) -> None:
+        """Wait until it is quiet, or no longer than `PATIENCE`."""
+        end = time.monotonic() + self.PATIENCE
+        while not self.now() and time.monotonic() < end:
+            time.sleep(0.02)

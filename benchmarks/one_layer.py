@@ -24,6 +24,7 @@ import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import machine
+from ceilings import Quiet
 from layers import NINE
 from networks import Builder
 from peers import NotMeasured, Ours, Peer, add_arguments, interleave
@@ -66,7 +67,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--target", default="native")
     args = parser.parse_args()
-    rows = []
+    rows, quiet = [], Quiet()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.onnx"
         for shape in NINE:
@@ -84,7 +85,7 @@ def main() -> None:
             ours = next(iter(artifact.run({"x": image}).values()))
             np.testing.assert_array_equal(ours, theirs.reshape(ours.shape))
             mine = Ours(artifact, image)
-            interleave([mine, peer], args.repeat)
+            interleave([mine, peer], args.repeat, before=quiet.wait)
             ratio = peer.best / mine.best
             rows.append(
                 {"layer": shape, "us": 1e6 * mine.best, "median_us": 1e6 * mine.median,

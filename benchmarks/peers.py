@@ -189,6 +189,7 @@ def interleave(
     rounds: int = 60,
     burst: float = 0.015,
     between: Sequence[Callable[[], object]] = (),
+    before: Callable[[], object] | None = None,
 ) -> None:
     """Let all take turns, so that whatever disturbs the machine disturbs all alike.
 
@@ -202,12 +203,16 @@ def interleave(
         Seconds that a turn should take: a fast one runs several times, a slow one once.
     between : sequence of callables
         Called after every round: ceilings, for example.
+    before : callable, optional
+        Called before every turn, to wait for a quiet machine.
     """
     for contestant in contestants:
         contestant.run(2)
     for number in range(rounds):
         for contestant in contestants:
             if number < 3 or contestant.best < 1:
+                if before is not None:
+                    before()
                 contestant.run(max(1, min(200, int(burst / contestant.best))))
         for call in between:
             call()

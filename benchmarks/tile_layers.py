@@ -5,8 +5,9 @@
 Each layer runs with packed results and with the float epilogue of Bi-Real-Net, which stores its
 results in a tensor of their own or over the residual; padding is SAME, with zeros.
 Both kernels and all ceilings run in turn on one pinned core; each result is compared with the
-NumPy oracle before it is timed. The least and the median of all repeats are written. Only layers
-that the rule gives to tiles are measured, with ``--all`` also those that it leaves.
+NumPy oracle before it is timed. The least and the median of all repeats are written, without those
+during which another hyperthread used the core (`ceilings.Quiet`). Only layers that the rule gives
+to tiles are measured, with ``--all`` also those that it leaves.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import machine
-from ceilings import Ceiling
+from ceilings import Ceiling, Quiet
 from layers import FLOAT, IN_PLACE, THRESHOLD, Layer, make
 from tables import both, markdown, times, where
 
@@ -82,10 +83,13 @@ class Pair:
         layer.build(catalog.CATALOG[COUNTS])
         self.seconds: dict[str, list[float]] = {TILES: [], COUNTS: []}
 
-    def measure(self) -> None:
-        """Time both ways once more."""
-        for name, one in ((TILES, self.tiled), (COUNTS, self.counted)):
-            self.seconds[name].append(min(one.times()))
+    def measure(self, quiet: Quiet) -> None:
+        """Time both ways once more, unless the core was disturbed."""
+        quiet.wait()
+        found = {TILES: min(self.tiled.times()), COUNTS: min(self.counted.times())}
+        if quiet.now() or not all(self.seconds.values()):
+            for name, seconds in found.items():
+                self.seconds[name].append(seconds)
 
     def row(self, peak: float) -> dict:
         """Return the figures."""
@@ -138,9 +142,10 @@ def main() -> None:
         if options.only in layer.name
         and (options.all or tile_choice.pays(layer.spec, catalog.CATALOG[TILES]))
     ]
+    quiet = Quiet()
     for _ in range(options.repeat):
         for pair in pairs:
-            pair.measure()
+            pair.measure(quiet)
         for top in tops.values():
             top.measure()
     peak = tops[CEILINGS[0]].best

@@ -27,7 +27,7 @@ import machine
 import numpy as np
 import onnx
 import tvm
-from ceilings import Ceiling
+from ceilings import Quiet, of_bytes
 from onnx import TensorProto, helper, numpy_helper
 from peers import Contestant, add_arguments, interleave, open_peers, timed
 from tables import markdown, times, where
@@ -261,7 +261,7 @@ def measured(shape: tuple[int, int], rows: int, args: argparse.Namespace, target
     problem = Problem(*shape, rows)
     ours = {method: Kernel(problem, method, target) for method in ("packed", "bytes")}
     reading = Reading(ours["packed"].bytes, target)
-    cold, ceiling = Reading(COLD_BYTES, target), Ceiling("int8 dot")
+    cold, ceiling = Reading(COLD_BYTES, target), of_bytes(target)
     with tempfile.TemporaryDirectory() as folder:
         found: dict[str, Any] = {}
         off = {}
@@ -273,7 +273,7 @@ def measured(shape: tuple[int, int], rows: int, args: argparse.Namespace, target
                 found[name] = opened, peer
                 off[name] = _compare(name, peer.out(problem.levels.astype(np.float32)), problem)
         turns: list[Contestant] = [*ours.values(), *(peer for _, peer in found.values())]
-        interleave(turns, args.repeat, 0.006, (ceiling.measure, reading.measure))
+        interleave(turns, args.repeat, 0.006, (ceiling.measure, reading.measure), Quiet().wait)
         for _ in range(3 if rows == min(ROWS) else 0):
             cold.measure()
             ours["packed"].run_cold()

@@ -35,7 +35,7 @@ import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import machine
-from ceilings import Ceiling, ceiling_of
+from ceilings import Ceiling, Quiet, ceiling_of
 from networks import NETWORKS
 from peers import Ours, Peer, add_arguments, interleave, open_peers
 from plots import bars
@@ -159,7 +159,7 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> dict[str, obje
             for kind in kinds
             if kind in found
         }
-        between = [ceiling.measure for ceiling in ceilings.values()]
+        between, quiet = [ceiling.measure for ceiling in ceilings.values()], Quiet()
         interleave([*ours.values(), *found.values()], 3, between=between)
         # Ratios are to the fastest of a group: those far behind need no more turns.
         leaders = {g: min((found[k].best for k in ks if k in found), default=0.0)
@@ -170,7 +170,7 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> dict[str, obje
             for kind in kinds
             if kind in found and found[kind].best < 1.5 * leaders[group]
         ]
-        interleave([*ours.values(), *contestants], args.repeat, between=between)
+        interleave([*ours.values(), *contestants], args.repeat, between=between, before=quiet.wait)
     rates = {kind: ceiling.best for kind, ceiling in ceilings.items()}
     bound = sum(macs[kind] / rates[kind] for kind in macs)
     best = ours["where"].best

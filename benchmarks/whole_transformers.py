@@ -32,7 +32,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import tvm_ffi
-from ceilings import Ceiling
+from ceilings import Quiet, of_bytes
 from onnx import TensorProto, helper
 from peers import Timed, add_arguments, interleave, open_peers
 from tables import markdown, times, where
@@ -159,7 +159,7 @@ def measured(name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any
     if not off <= CLOSE:
         raise SystemExit(f"{name}: off by {off:.3g}")
     target = catalog.resolve("native")
-    reading, ceiling = Reading(COLD_BYTES, target), Ceiling("int8 dot")
+    reading, ceiling = Reading(COLD_BYTES, target), of_bytes(target)
     kinds = () if pasts else ("openvino-f32", "torch-encoder")
     with open_peers(kinds, paths["Int8"], 1, args.peers) as found:
         peers: dict[str, Any] = {peer.kind.partition("-")[0]: peer for peer in found}
@@ -170,7 +170,7 @@ def measured(name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any
         if min(alike.values()) < ALIKE:
             raise SystemExit(f"{name}: a peer computes something else: {alike}")
         between = (reading.measure, ceiling.measure)
-        interleave([*ours.values(), *peers.values()], args.repeat, 0.05, between)
+        interleave([*ours.values(), *peers.values()], args.repeat, 0.05, between, Quiet().wait)
         versions = {peer.kind: peer.version for peer in found}
         row = {
             "network": name, "layers": args.layers, "tokens": shape.tokens, "off": off,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bnncc.topi_binary import few_bit_data, filtering, layout, quantization, sliced_data, tiles
@@ -98,6 +99,23 @@ def aliases(spec: Spec) -> list[int]:
             raise ValueError("a step is in place, but nothing is added before it")
         found += [added if step.in_place else -1] * step_outputs(step)
     return found or [-1] * len(output_types(spec))
+
+
+def over_residual(spec: BinaryConv2d) -> BinaryConv2d:
+    """Return a layer of images that stores its first result over the tensor it adds before.
+
+    That result must be NHWC. If there is none, or nothing is added before it, the layer is returned
+    unchanged.
+    """
+    for index, step in enumerate(spec.steps):
+        if step.op == "store":
+            nhwc = spec.rank == 4 and step.layout == "NHWC"
+            if nhwc and any(one.op == "add" for one in spec.steps[:index]):
+                changed = replace(step, in_place=True)
+                steps = (*spec.steps[:index], changed, *spec.steps[index + 1 :])
+                return replace(spec, steps=steps)
+            break
+    return spec
 
 
 def _float_output(spec: Spec, step: Step) -> Type:

@@ -9,11 +9,9 @@ have no later reader.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.moves import VIEW, VIEWS
-from bnncc.topi_binary.build import aliases
+from bnncc.topi_binary.build import aliases, over_residual
 from bnncc.topi_binary.spec import BinaryConv2d
 from bnncc.transform.physical import KERNEL
 
@@ -31,30 +29,23 @@ def store_in_place(graph: Graph) -> None:
     viewed = {i for n in graph.nodes if n.op in (VIEW, *VIEWS) for i in n.inputs}
     for position, node in enumerate(graph.nodes):
         spec = node.attrs.get("spec")
-        if node.op != KERNEL or not isinstance(spec, BinaryConv2d) or spec.rank != 4:
+        if node.op != KERNEL or not isinstance(spec, BinaryConv2d):
             continue
-        for index, step in enumerate(spec.steps):
-            if step.op != "store" or step.layout != "NHWC":
-                continue
-            steps = (*spec.steps[:index], replace(step, in_place=True), *spec.steps[index + 1 :])
-            if any(s.op == "store" for s in spec.steps[:index]) or not any(
-                s.op == "add" for s in spec.steps[:index]
-            ):
-                break
-            changed = replace(spec, steps=steps)
-            target = node.inputs[max(aliases(changed))]
-            producer = made_by.get(target)
-            if (
-                producer is not None
-                and producer.op == KERNEL
-                and last_reader[target] == position
-                and node.inputs.count(target) == 1
-                and target not in viewed
-                and target not in graph.outputs
-                and _same(graph, node, changed, target)
-            ):
-                node.attrs["spec"] = changed
-            break
+        changed = over_residual(spec)
+        if changed == spec:
+            continue
+        target = node.inputs[max(aliases(changed))]
+        producer = made_by.get(target)
+        if (
+            producer is not None
+            and producer.op == KERNEL
+            and last_reader[target] == position
+            and node.inputs.count(target) == 1
+            and target not in viewed
+            and target not in graph.outputs
+            and _same(graph, node, changed, target)
+        ):
+            node.attrs["spec"] = changed
 
 
 def _same(graph: Graph, node: Node, spec: BinaryConv2d, target: str) -> bool:

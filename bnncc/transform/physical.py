@@ -21,7 +21,7 @@ from bnncc.schedules import with_weight_order
 from bnncc.schedules.weight_order import Recorded
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.bits_table import needs_table, slice_table
-from bnncc.topi_binary.build import input_types, output_types
+from bnncc.topi_binary.build import input_types, output_types, over_residual
 from bnncc.topi_binary.layout import pad_lanes
 from bnncc.topi_binary.spec import BinaryConv2d, ConcatBits, Elementwise, SliceBits, Spec
 from bnncc.topi_binary.step import Step
@@ -122,10 +122,14 @@ class Physical:
         return self.constant(pad_lanes(value, fill), stem)
 
     def ordered(self, spec: BinaryConv2d) -> BinaryConv2d:
-        """Return a binary layer with the order in which its weights will be packed."""
+        """Return a binary layer with the order in which its weights will be packed.
+
+        It is chosen for a residual that the result is stored over, as usual (`in_place`).
+        """
         if self.target is None or spec.per_image:
             return spec
-        return with_weight_order(spec, self.target, self.records)
+        chosen = with_weight_order(over_residual(spec), self.target, self.records)
+        return replace(spec, weight_order=chosen.weight_order)
 
     def kernel(
         self,
