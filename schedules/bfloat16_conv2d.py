@@ -71,7 +71,7 @@ def apply(
 ) -> tirx.PrimFunc:
     """Schedule a bfloat16 layer."""
     if tile_choice.pays(spec, target):
-        return byte_products.apply(func, spec, target, point)
+        return byte_products.apply(func, spec, target, threads, point)
     flat, divided, vectors = flattened(spec), 3 * point.get("divide", 0), point["vectors"]
     operand, rule = _operand(func, flat, bool(divided)), partial(_tiles, flat, target, point)
     sums = channel_tiles.ranged(func, flat, target, point, rule, vectors, divided)

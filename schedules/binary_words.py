@@ -164,7 +164,7 @@ def apply(
     if spec.weight_order in ("vectors", "halves"):
         return binary_neon.apply(func, spec, target, point)
     if spec.weight_order == tile_choice.ORDER:
-        return byte_products.apply(func, spec, target, point)
+        return byte_products.apply(func, spec, target, threads, point)
     if spec.weight_order != "words":
         return None
     if target.scalar:

@@ -13,10 +13,10 @@ zeros in the data need no separate code.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import cast
+from typing import Any, cast
 
 import tvm_ffi
 from tvm import s_tir, tirx
@@ -40,6 +40,7 @@ from bnncc.schedules.templates.channel_tiles import Group
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.definitions import define
+from bnncc.topi_binary.definitions.blocks import int64
 from bnncc.topi_binary.definitions.byte_products import WORDS, Layer, Lines, in_tiles
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES
@@ -141,38 +142,133 @@ def space(spec: Layer, target: TargetSpec, threads: int) -> Space:
     return with_threads(choices, {"tiles": tiles}, threads > 1, divided)
 
 
+@dataclass(frozen=True)
+class Share:
+    """A part of an outer loop that one thread executes.
+
+    Attributes
+    ----------
+    axis : str
+        The loop, one of `ORDER`.
+    count : int
+        Number of parts.
+    var : tirx.Var
+        Number of this part.
+    """
+
+    axis: str
+    count: int
+    var: tirx.Var
+
+
+def _share(spec: Layer, lines: Lines, threads: int) -> Share:
+    """Return how threads share a layer: equal parts, or as many as there are iterations."""
+    extents = {
+        "n": spec.n if isinstance(spec.n, int) else 1,
+        "h": lines.count,
+        "o": spec.out_channels // LANES,
+    }
+    equal = (axis for axis, extent in extents.items() if extent > 0 and extent % threads == 0)
+    axis = next(equal, "")
+    count = threads if axis else max(extents.values())
+    axis = axis or max(extents, key=lambda one: extents[one])
+    return Share(axis, count, tirx.Var("share", "int64"))
+
+
 def apply(
-    func: tirx.PrimFunc,
-    spec: Layer,
-    target: TargetSpec,
-    point: Point,
+    func: tirx.PrimFunc, spec: Layer, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc:
-    """Schedule a layer on tiles."""
-    flat, divided = flattened(spec), bool(point.get("divide", 0))
+    """Schedule a layer on tiles.
+
+    Each thread executes the whole pipeline for its share. The first rows of data are expanded
+    before, or, for several images or shares of channels, all data.
+    """
+    flat = flattened(spec)
     chosen = cut(flat, target, point["tiles"])
-    whole = ranges.with_parameters(define(spec, chosen.lines.form), func)
-    whole = nchw.held(whole, flat, chosen.lines.rows)
-    terms, lines = getattr(spec, "operands", "") == "bfloat16x3", chosen.lines
-    later = None if divided or flat.n != 1 or lines.count == 1 else _bytes(whole, terms, True)
-    first = None if later is None else lines.plane[0] - (lines.count - 1) * lines.rows
-    begun = _bytes(whole, terms, False, first)
-    parts = [ranges.parallel(begun, 4) if divided else begun]
+    lines = chosen.lines
+    whole = ranges.with_parameters(define(spec, lines.form), func)
+    whole = nchw.held(whole, flat, lines.rows)
+    terms = getattr(spec, "operands", "") == "bfloat16x3"
+    share = _share(flat, lines, threads) if point.get("divide", 0) else None
+    in_lines = share is not None and share.axis == "h"
+    own, data = lines.count // (share.count if share is not None and in_lines else 1), None
+    before: list[tirx.PrimFunc] = []
+    if flat.n == 1 and (share is None or in_lines):
+        first = lines.plane[0] - (lines.count - 1) * lines.rows
+        start = share.var * (own * lines.rows) if share is not None else int64(0)
+        parts = [_bytes(whole, terms, rows=(start, first))]
+        data = (_bytes(whole, terms, in_rows=True), start + first) if own > 1 else None
+    else:
+        parts, every = [], _bytes(whole, terms)
+        before.append(every if share is None else ranges.parallel(every, 4))
     full, rest = divmod(flat.out_channels, LANES)
     for end in [""] * (full > 0) + ["_last"] * (rest > 0):
-        parts += _channels(whole, flat, target, chosen, end, divided, later)
-        later = None
-    return _configured(ranges.joined(parts, 0), chosen)
+        shared = share if not end or share is None or share.axis != "o" else None
+        made = _channels(whole, flat, target, chosen, end, shared, data)
+        (parts if shared == share else before).extend(made)
+        data = None
+    if share is not None:
+        parts = [_in_parallel(parts, share)]
+    return _configured(ranges.joined([*before, *parts], 0), chosen)
+
+
+def _moved(
+    func: tirx.PrimFunc, number: int, parts: int, start: Callable[[int], Any]
+) -> tirx.PrimFunc:
+    """Return nests in which a loop makes fewer iterations, or starts elsewhere.
+
+    A schedule allows no free variables, so this comes after it.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+        A scheduled function.
+    number : int
+        Index of the loop, from the outside in.
+    parts : int
+        The loop executes one of so many parts of its iterations.
+    start : callable
+        Takes the number of iterations, and returns the first.
+    """
+    root, made = func.body.block, []
+    for stmt in ranges.statements(root.body):
+        loops, body = ranges.opened(stmt, number + 1)
+        if len(loops) > number:
+            loop = loops.pop()
+            extent, var = loop.extent // parts, tirx.Var(loop.loop_var.name, loop.loop_var.ty)
+            body = ranges.renamed(body, {loop.loop_var: start(extent) + var})
+            body = tirx.For(var, loop.min, extent, loop.kind, body)
+        for loop in reversed(loops):
+            body = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
+        made.append(body)
+    return func.with_body(ranges.rooted(func, ranges.sequence(made), root.alloc_buffers))
+
+
+def _in_parallel(parts: Sequence[tirx.PrimFunc], share: Share) -> tirx.PrimFunc:
+    """Return a parallel loop over shares, each of which executes `parts`."""
+    whole = ranges.followed(parts)
+    root = whole.body.block
+    stmts = ranges.statements(root.body)
+    views = [stmt for stmt in stmts if not isinstance(stmt, tirx.For)]
+    body = ranges.sequence([stmt for stmt in stmts if isinstance(stmt, tirx.For)])
+    kind = tirx.ForKind.PARALLEL
+    loop = tirx.For(share.var, tirx.const(0, "int64"), int64(share.count), kind, body)
+    return whole.with_body(
+        ranges.rooted(whole, ranges.sequence([*views, loop]), root.alloc_buffers)
+    )
 
 
 def _bytes(
-    func: tirx.PrimFunc, terms: bool, in_rows: bool, rows: int | None = None
+    func: tirx.PrimFunc, terms: bool, in_rows: bool = False, rows: tuple[Any, int] | None = None
 ) -> tirx.PrimFunc:
     """Schedule the expansion of data to bytes, a word at a time; loops over terms are unrolled.
 
-    Loops over rows and columns are outermost if `in_rows`; only the first `rows` are expanded.
+    Loops over rows and columns are outermost if `in_rows`. `rows` are the first row and the number
+    of rows, if not all are expanded.
     """
+    start, count = rows or (int64(0), 0)
     words = [block.name_hint for block in ranges.blocks(func) if block.name_hint in WORDS]
-    bounds: ranges.Bounds = {} if rows is None else {3: (0, rows)}
+    bounds: ranges.Bounds = {3: (0, count)} if count else {}
     sch = s_tir.Schedule(ranges.part(func, dict.fromkeys((*words, "data"), bounds), SHARED))
     n, high, wide, row, column, part, which, lane = sch.get_loops("data")
     if in_rows:
@@ -186,12 +282,13 @@ def _bytes(
         sch.vectorize(lane)
     if terms:
         sch.unroll(part)
-    return sch.mod["main"]
+    made = sch.mod["main"]
+    return made if rows is None else _moved(made, 3, 1, lambda _: start)
 
 
 def _channels(
     func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut,
-    end: str, divided: bool, data: tirx.PrimFunc | None,
+    end: str, share: Share | None, data: tuple[tirx.PrimFunc, Any] | None,
 ) -> list[tirx.PrimFunc]:  # fmt: skip
     """Schedule the vectors of channels, all complete ones or the last, and `data` of later lines.
 
@@ -203,22 +300,26 @@ def _channels(
     (tensor,) = (b.writes[0].source for b in ranges.blocks(own) if b.name_hint == f"panel{end}")
     count, *elements, _, _ = map(int, tensor.shape)
     each = math.prod(elements)
-    early = not (in_tiles(spec) or divided) and count * each > AHEAD
+    count //= share.count if share is not None and share.axis == "o" else 1
+    early = not in_tiles(spec) and count * each > AHEAD
     sums = _sums(own, spec, chosen, end, early)
     expanded = [] if early or in_tiles(spec) else [_panel(own, spec, end)]
-    if early:
-        first, sums = software_pipeline.ahead(sums, ORDER.index("o"), AHEAD, each <= AHEAD)
-        expanded = [first]
-    if data is not None:
-        sums = software_pipeline.alongside(sums, data, ORDER.index("h"), chosen.lines.rows)
     full, rest = divmod(spec.out_channels, LANES)
     group = Group(1, full, (rest,)) if end else Group(full, 0, (LANES,))
     parts = [sums, _results(own, spec, target, chosen, end)]
     parts += nchw.transposed(own, spec, group, ORDER, count=chosen.lines.rows)
-    if divided:
-        expanded = [ranges.parallel(panel, 1) for panel in expanded]
-        return [*expanded, ranges.parallel(ranges.joined(parts, 3), 3)]
-    return [*expanded, *software_pipeline.behind(parts, 3)]
+    if share is not None:
+        number, var = ORDER.index(share.axis), share.var
+        parts = [_moved(part, number, share.count, lambda extent: var * extent) for part in parts]
+    if early:
+        number = ORDER.index("o")
+        first, parts[0] = software_pipeline.ahead(parts[0], number, AHEAD, each <= AHEAD)
+        expanded = [first]
+    if data is not None:
+        later, start = data
+        number, rows = ORDER.index("h"), chosen.lines.rows
+        parts[0] = software_pipeline.alongside(parts[0], later, number, rows, start)
+    return [*expanded, *software_pipeline.behind(parts, len(ORDER))]
 
 
 def _panel(func: tirx.PrimFunc, spec: Layer, end: str) -> tirx.PrimFunc:

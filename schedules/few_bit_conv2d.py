@@ -78,7 +78,7 @@ def apply(
 ) -> tirx.PrimFunc:
     """Schedule a few-bit convolution or dense layer."""
     if tile_choice.pays(spec, target):
-        return byte_products.apply(func, spec, target, point)
+        return byte_products.apply(func, spec, target, threads, point)
     flat, vectors = flattened(spec), min(point["vectors"], layout.blocks(spec.out_channels))
     per_group = flat.out_channels // flat.groups // LANES
     while flat.groups > 1 and per_group and per_group % vectors:

@@ -216,7 +216,7 @@ def behind(parts: Sequence[tirx.PrimFunc], shared: int) -> list[tirx.PrimFunc]:
 
 
 def alongside(
-    func: tirx.PrimFunc, producer: tirx.PrimFunc, number: int, count: int
+    func: tirx.PrimFunc, producer: tirx.PrimFunc, number: int, count: int, start: Any
 ) -> tirx.PrimFunc:
     """Return a nest of sums in which data for a line is made while the line before is multiplied.
 
@@ -230,8 +230,9 @@ def alongside(
         Index of the loop over lines, from the outside in. Loops outside repeat it with the same
         data.
     count : int
-        Rows of data that each line needs beyond those of the line before. All others must be there
-        already.
+        Rows of data that each line needs beyond those of the line before.
+    start : int or expression
+        The first of them for the second line; those before must be there already.
 
     Returns
     -------
@@ -241,11 +242,10 @@ def alongside(
     steps = ranges.statements(other.body)
     views = [stmt for stmt in steps if not isinstance(stmt, tirx.For)]
     (nest,) = (stmt for stmt in steps if isinstance(stmt, tirx.For))
-    (row,), _ = ranges.opened(nest, 1)
 
     def begun(outer: Sequence[tirx.For], loop: tirx.For) -> tirx.Stmt:
         lines, slots = outer[number], [*outer[number + 1 :], loop]
-        begin = row.extent - (lines.extent - 1 - lines.loop_var) * count
+        begin = start + lines.loop_var * count
         tests = [tirx.EQ(one.loop_var, int64(0)) for one in outer[:number]]
         made = _share(nest, count, begin, slots, [*tests, lines.loop_var < lines.extent - 1])
         return _begun(loop, made)

@@ -95,7 +95,9 @@ def test_data_of_a_line_is_made_during_the_line_before(
     sch.reorder(*((o, h) if channels_first else (h, o)), tap, part, y, x)
     sch.annotate(tap, software_pipeline.STEP, 1)
     sch.decompose_reduction("sums", tap)
-    merged = software_pipeline.alongside(sch.mod["main"], later, int(channels_first), lined)
+    merged = software_pipeline.alongside(
+        sch.mod["main"], later, int(channels_first), lined, lined + taps - 1
+    )
     func = ranges.joined([first, merged], 0)
     numbers = np.random.default_rng(width).integers(-99, 99, (rows + taps - 1, width), np.int32)
     windows = np.lib.stride_tricks.sliding_window_view(numbers * 2 + 1, taps, axis=0).sum(-1)
