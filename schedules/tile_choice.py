@@ -11,7 +11,6 @@ and 0.08 in float32.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout, quantization
@@ -41,6 +40,9 @@ results are bits."""
 FLOAT_PRODUCTS, FLOAT_SHARE = 100, 0.5
 """Least products per byte of float32 that the epilogue of a binary layer reads or writes, and
 maximum fraction of the L2 cache for these bytes. Results in NCHW count twice."""
+
+FLOAT_GAIN = 6.0
+"""How many times as many products of bfloat16 tiles compute as vectors do, if both are filled."""
 
 MAX_TERMS = 512
 """Maximum number of channels for which sums of three-term products are as exact as documented."""
@@ -93,9 +95,11 @@ def pays(spec: Layer, target: TargetSpec) -> bool:
         return filled and _binary_pays(spec, pixels, target)
     if pixels < MIN_PIXELS:
         return False
-    few = cast("FewBitConv2d", spec)  # floats fill tiles; levels are bytes already
-    floats = spec.method == "direct"
-    return floats or few_bit_data.group_words(few) * few_bit_data.per_word(few) * 2 >= room
+    if isinstance(spec, Conv2d):
+        depth = LANES * 2
+        tiles = layout.blocks(spec.channels, depth) * depth
+        return tiles <= FLOAT_GAIN * 2 * quantization.words_of_pixel(spec)
+    return few_bit_data.group_words(spec) * few_bit_data.per_word(spec) * 2 >= room
 
 
 def _binary_pays(spec: BinaryConv2d, pixels: int, target: TargetSpec) -> bool:
