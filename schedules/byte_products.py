@@ -1,11 +1,12 @@
 """Schedule of convolutions on AMX tiles: windows times vectors of sixteen output channels.
 
-Bits are first expanded to bytes, and floats rounded to bfloat16, see `definitions.byte_products`:
-data for a whole image, weights a few steps ahead of their products. A line of windows, which
-consists of whole output rows, is split into runs of a few tiles, of at most sixteen windows each.
-The tiles of a run share each weight tile. Sums of a line are stored to memory and pass through the
-same epilogue as in other kernels, while the next line is multiplied (`software_pipeline`). Exact
-zeros in the data need no separate code.
+Bits are first expanded to bytes, and floats rounded to bfloat16, see `definitions.byte_products`. A
+line of windows, which consists of whole output rows, is split into runs of a few tiles, of at most
+sixteen windows each. The tiles of a run share each weight tile. A product of tiles takes 8 cycles
+and half a cycle for each window; other instructions take no time beside it if there are few enough
+of them (`software_pipeline`): weights are expanded a few products ahead, data a line ahead, and
+sums of a line are stored to memory and pass through the same epilogue as in other kernels while the
+next line is multiplied. Exact zeros in the data need no separate code.
 
 `tile_choice` says which layers use this kernel, and why.
 """

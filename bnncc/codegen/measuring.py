@@ -50,6 +50,10 @@ CALL_SECONDS = 3e-4
 """Duration of one repeat in seconds: several calls if a kernel is short. Of three repeats per turn,
 the shortest counts."""
 
+UNDISTURBED = 0.75
+"""Most that counting may take of the time on tiles to be chosen: on an Emerald Rapids, layers take
+1.0 to 1.3 times as long on tiles as with counting while a hyperthread is busy, else 0.5 to 0.9."""
+
 MOST_KEPT = 10_000
 """Maximum number of results in the cache; older ones are dropped."""
 
@@ -206,8 +210,13 @@ def _winner(watch: Stopwatch, text: str, spec: Spec, points: Sequence[Point]) ->
 
 
 def _won(
-    watch: Stopwatch, key: str, count: int, timed: Callable[[], list[list[float]] | None]
+    watch: Stopwatch,
+    key: str,
+    count: int,
+    timed: Callable[[], list[list[float]] | None],
+    most: float = 1.0,
 ) -> int:
+    """Return the index of the fastest way; 0 if none takes less than `most` times as long as it."""
     with contextlib.suppress(KeyError):
         known = watch.cache.get(key)
         if type(known) is int and 0 <= known < count:
@@ -216,17 +225,28 @@ def _won(
     if times is None:
         return 0
     gains = [Gain.of(times[0], candidate) for candidate in times]
-    won = min(range(count), key=lambda n: gains[n].ratio if gains[n].faster else 1.0)
+    ratios = [gain.ratio if gain.faster and gain.ratio < most else 1.0 for gain in gains]
+    won = min(range(count), key=lambda n: ratios[n])
     watch.cache.put(key, won)
     return won
 
 
 def weight_order(watch: Stopwatch, spec: BinaryConv2d, orders: Sequence[str]) -> str:
-    """Return the weight order whose kernel is fastest beyond noise; otherwise the first one."""
+    """Return the weight order whose kernel is fastest beyond noise; otherwise the first one.
+
+    Others must be faster by more than tiles are slowed down by another hyperthread of the core:
+    that may last for seconds, and the choice for years.
+    """
     specs = [replace(spec, weight_order=order) for order in orders]
     key = watch.key(Workload.of(specs[0]).spec, [{order: 1} for order in orders])
     return orders[
-        _won(watch, key, len(specs), lambda: watch.times_of([(one, None) for one in specs]))
+        _won(
+            watch,
+            key,
+            len(specs),
+            lambda: watch.times_of([(one, None) for one in specs]),
+            UNDISTURBED,
+        )
     ]
 
 
