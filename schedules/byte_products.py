@@ -113,26 +113,34 @@ def cut(spec: Layer, target: TargetSpec, tiles: int) -> Cut:
 
     `tiles` is the number of tiles per run, at most `intrin_amx.SUMS`, or 0 for any number.
     """
-    return min(_cuts(spec, target, tiles), key=lambda found: found[0])[1]
+    lined, rows, count, width = min(_cuts(spec, target, tiles), key=lambda found: found[0])[1]
+    lines = Lines(spec, lined, 0, width)
+    places = layout.blocks(lines.needed, rows * count) * rows * count
+    return Cut(replace(lines, places=places), rows, count)
 
 
-def _cuts(spec: Layer, target: TargetSpec, tiles: int) -> Iterator[tuple[float, Cut]]:
-    """Return partitions and their estimated cycles for one step of all runs of an image."""
-    height, width = spec.output_hw
+def _cuts(
+    spec: Layer, target: TargetSpec, tiles: int
+) -> Iterator[tuple[float, tuple[int, int, int, int]]]:
+    """Return estimated cycles for one step of all runs of an image, by partition.
+
+    That is: rows per line, windows per tile, tiles per run, and `Lines.width`.
+    """
+    (height, wide), pitch = spec.output_hw, Lines(spec, 1).pitch
     divisors = [rows for rows in range(1, height + 1) if height % rows == 0]
     counts = [tiles] if tiles else range(1, SUMS + 1)
     least = 2  # TVM cannot tensorize a loop of extent 1
     for lined, rows, count in product(divisors, range(least, TILE_ROWS + 1), counts):
         tile, more = TILE_CYCLES + rows * ROW_CYCLES, STEP_CYCLES + CROWDED * (count > FEW)
-        for lines in (Lines(spec, lined), Lines(spec, lined, 0, layout.blocks(width, rows) * rows)):
-            share = lines.needed * LANES * 4 / target.l1_bytes
+        for width in (0, layout.blocks(wide, rows) * rows):
+            needed = (lined - 1) * (width or pitch) + wide
+            share = needed * LANES * 4 / target.l1_bytes
             if lined > 1 and share > 1:
                 continue
-            runs, last = divmod(layout.blocks(lines.needed, rows), count)
+            runs, last = divmod(layout.blocks(needed, rows), count)
             cycles = runs * max(count * tile + more, LEAST_CYCLES)
             cycles += max(last * tile + more, LEAST_CYCLES) * (last > 0)
-            filled = replace(lines, places=(runs + (last > 0)) * rows * count)
-            yield cycles * lines.count * (1 + LONG * share), Cut(filled, rows, count)
+            yield cycles * (height // lined) * (1 + LONG * share), (lined, rows, count, width)
 
 
 def space(spec: Layer, target: TargetSpec, threads: int) -> Space:
