@@ -184,7 +184,7 @@ def apply(
             if (flat.out_channels % layout.LANES if last else flat.out_channels >= layout.LANES)
         ]
         made = zeros.either(func, planes, made, ranges.joined([*_tables(func), *rest], 0))
-    return multithreading.one_region(made)
+    return multithreading.one_region(made, before="xors")
 
 
 def _ordinary(

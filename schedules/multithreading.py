@@ -179,36 +179,47 @@ def balanced(pieces: int, threads: int) -> bool:
     return pieces >= BALANCED * threads * -(-pieces // threads)
 
 
-def one_region(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def one_region(func: tirx.PrimFunc, before: str = "") -> tirx.PrimFunc:
     """Merge consecutive parallel loops of `func` into one parallel region.
 
     Each thread runs its part of the first loop, then of the second, and so on, without a barrier.
-    So no loop may read results of another.
+    So no loop may read results of another, but for those of `before`.
 
     Parameters
     ----------
     func : tirx.PrimFunc
         A scheduled function.
+    before : str, optional
+        Name of a block whose loop all threads finish before the next one begins.
     """
-    return func.with_body(_joined(func.body))
+    return func.with_body(_joined(func.body, before))
 
 
-def _joined(stmt: tirx.Stmt) -> tirx.Stmt:
+def _joined(stmt: tirx.Stmt, before: str) -> tirx.Stmt:
+    def kind(part: tirx.Stmt) -> tuple[bool, bool]:
+        return _is_loop(part) and divided(part), _makes(part, before)
+
     if isinstance(stmt, tirx.SeqStmt):
         parts: list[tirx.Stmt] = []
-        for parallel, group in groupby(stmt.seq, lambda p: _is_loop(p) and divided(p)):
+        for (parallel, _), group in groupby(stmt.seq, kind):
             run = list(group)
-            parts += [region(run)] if parallel else [_joined(part) for part in run]
+            parts += [region(run)] if parallel else [_joined(part, before) for part in run]
         return tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
     if _is_loop(stmt) and divided(stmt):
         return region([stmt])
     if isinstance(stmt, s_tir.SBlockRealize):
-        block = ranges.changed_block(stmt.block, body=_joined(stmt.block.body))
+        block = ranges.changed_block(stmt.block, body=_joined(stmt.block.body, before))
         return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, block)
     if isinstance(stmt, tirx.IfThenElse):
-        other = None if stmt.else_case is None else _joined(stmt.else_case)
-        return tirx.IfThenElse(stmt.condition, _joined(stmt.then_case), other)
+        other = None if stmt.else_case is None else _joined(stmt.else_case, before)
+        return tirx.IfThenElse(stmt.condition, _joined(stmt.then_case, before), other)
     return stmt
+
+
+def _makes(stmt: tirx.Stmt, name: str) -> bool:
+    """Whether `stmt` is a loop nest around a block of this name."""
+    _, body = ranges.opened(stmt)
+    return isinstance(body, s_tir.SBlockRealize) and body.block.name_hint == name
 
 
 def _is_loop(stmt: tirx.Stmt) -> bool:

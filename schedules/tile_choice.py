@@ -88,18 +88,32 @@ def pays(spec: Layer, target: TargetSpec) -> bool:
     if not supports(spec, target):
         return False
     flat = flattened(spec)
-    pixels, depth = flat.output_hw[0] * flat.output_hw[1], spec.channels_per_group
-    room = layout.blocks(depth, DEPTH) * DEPTH
+    pixels = flat.output_hw[0] * flat.output_hw[1]
     if isinstance(spec, BinaryConv2d):
-        filled = layout.words(depth) * WORD_BITS >= MIN_FILLED * room
-        return filled and _binary_pays(spec, pixels, target)
-    if pixels < MIN_PIXELS:
-        return False
-    if isinstance(spec, Conv2d):
-        depth = LANES * 2
-        tiles = layout.blocks(spec.channels, depth) * depth
-        return tiles <= FLOAT_GAIN * 2 * quantization.words_of_pixel(spec)
-    return few_bit_data.group_words(spec) * few_bit_data.per_word(spec) * 2 >= room
+        return _bits_fill(spec) and _binary_pays(spec, pixels, target)
+    return pixels >= MIN_PIXELS and _FILLED[type(spec)](spec)
+
+
+def _bits_fill(spec: BinaryConv2d) -> bool:
+    return layout.words(spec.channels_per_group) * WORD_BITS >= MIN_FILLED * _room(spec)
+
+
+def _levels_fill(spec: FewBitConv2d) -> bool:
+    return few_bit_data.group_words(spec) * few_bit_data.per_word(spec) * 2 >= _room(spec)
+
+
+def _floats_fill(spec: Conv2d) -> bool:
+    depth = LANES * 2
+    tiles = layout.blocks(spec.channels, depth) * depth
+    return tiles <= FLOAT_GAIN * 2 * quantization.words_of_pixel(spec)
+
+
+def _room(spec: Layer) -> int:
+    """Return the bytes per pixel and group that tiles hold."""
+    return layout.blocks(spec.channels_per_group, DEPTH) * DEPTH
+
+
+_FILLED: dict[type, Callable[..., bool]] = {Conv2d: _floats_fill, FewBitConv2d: _levels_fill}
 
 
 def _binary_pays(spec: BinaryConv2d, pixels: int, target: TargetSpec) -> bool:

@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import shutil
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,19 @@ FLOATS_HERE = [t for t in HERE if t != "x86-64-v4" or "x86-64-v4-vpopcntdq" not 
 
 FLOAT_TARGETS = [*FLOATS_HERE, *EMULATED[:1]]
 """Targets that float operators are tested on."""
+
+
+def with_two_threads(function: Callable[[], object]) -> None:
+    """Call a function whose kernels two threads share; TVM takes one on some machines with two."""
+
+    def configured() -> object:
+        tvm.get_global_func("runtime.config_threadpool")(1, 2)
+        assert tvm.get_global_func("runtime.NumThreads")() == 2
+        return function()
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as alone:
+        patch.setenv("TVM_NUM_THREADS", "2")
+        alone.submit(configured).result()  # its thread has a pool of its own
 
 
 def build(functions: dict[str, Any], target: TargetSpec) -> Any:

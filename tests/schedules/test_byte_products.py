@@ -12,7 +12,7 @@ from bnncc.targets import catalog
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, Step
 from tests.binary_cases import check, make_inputs
-from tests.kernel_harness import TILES, build
+from tests.kernel_harness import TILES, build, with_two_threads
 
 STORED = (Step("affine"), Step("add"), Step("store"), Step("bits"))
 LAYER = BinaryConv2d(
@@ -49,5 +49,9 @@ def test_all_ways_equal_the_oracle(tiles: int, threads: int, target: str) -> Non
         point = {"tiles": tiles, **({"divide": 1} if threads > 1 else {})}
         functions[f"k{number}"] = schedule(define(spec), machine, threads, point)
     library = build(functions, machine)
-    for number, spec in enumerate(LAYERS.values()):
-        check(library, number, spec, make_inputs(spec, np.random.default_rng(number)))
+
+    def checked() -> None:
+        for number, spec in enumerate(LAYERS.values()):
+            check(library, number, spec, make_inputs(spec, np.random.default_rng(number)))
+
+    with_two_threads(checked)

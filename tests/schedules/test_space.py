@@ -96,8 +96,28 @@ def test_every_point_of_a_binary_kernel_equals_the_oracle(spec: BinaryConv2d, ta
     points = some_points(spec, target, threads)
     library = built(spec, target, threads, points)
     inputs = make_inputs(spec, np.random.default_rng(1))
-    for number in range(len(points)):
-        check(library, number, spec, inputs)
+
+    def checked() -> None:
+        for number in range(len(points)):
+            check(library, number, spec, inputs)
+
+    kernel_harness.with_two_threads(checked)
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize("divide", [1, 2])
+def test_threads_wait_for_what_they_share(divide: int, order: int) -> None:
+    target = "x86-64-v4-vpopcntdq"
+    if target not in HERE:
+        pytest.skip("needs VPOPCNTDQ, with which adjacent words are compared beforehand")
+    point = {"order": order, "carry_save": 1, "divide": divide, "columns": 2, "vectors": 1}
+    library = built(BINARY[1], target, 2, [point])
+
+    def checked() -> None:
+        for seed in range(5):
+            check(library, 0, BINARY[1], make_inputs(BINARY[1], np.random.default_rng(seed)))
+
+    kernel_harness.with_two_threads(checked)
 
 
 @pytest.mark.parametrize("target", [HERE[-1], HERE[0]])

@@ -54,8 +54,8 @@ from tests.passes import test_products
 from tests.planted import PLANTED
 
 KERNEL = Workload.of(
-    BinaryConv2d(1, 8, 8, 64, 32, (3, 3), pads=(1, 1, 1, 1), steps=(Step("threshold"),))
-)
+    BinaryConv2d(2, 4, 8, 64, 32, (3, 3), pads=(1, 1, 1, 1), steps=(Step("threshold"),))
+)  # few pixels, so that no tiles are used where there are such
 NATIVE = catalog.native()
 QUIET = Console(-1)
 BREVITAS = Path(__file__).parents[1] / "data" / "brevitas"
@@ -264,7 +264,7 @@ def test_records_can_be_listed_pruned_and_merged(
     best = log_of(tuned).best()[KERNEL]
     assert kernel["best"] == pytest.approx(best.seconds * 1e6)
     assert kernel["unit"] == "us"
-    assert "BinaryConv2d 64,8x8 -> 32 3x3" in run("list", tmp_path)
+    assert "BinaryConv2d 64,4x8 -> 32 3x3" in run("list", tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     narrow = run("list", tmp_path).splitlines()
