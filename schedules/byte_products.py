@@ -122,9 +122,14 @@ def cut(spec: Layer, target: TargetSpec, tiles: int) -> Cut:
 def _cuts(
     spec: Layer, target: TargetSpec, tiles: int
 ) -> Iterator[tuple[float, tuple[int, int, int, int]]]:
-    """Return estimated cycles for one step of all runs of an image, by partition.
+    """Yield estimated cycles for one step of all runs of an image, by partition.
 
-    That is: rows per line, windows per tile, tiles per run, and `Lines.width`.
+    Yields
+    ------
+    float
+        Cycles.
+    tuple of int
+        Rows per line, windows per tile, tiles per run, and `Lines.width`.
     """
     (height, wide), pitch = spec.output_hw, Lines(spec, 1).pitch
     divisors = [rows for rows in range(1, height + 1) if height % rows == 0]
