@@ -261,10 +261,8 @@ def _moved(
 def _in_parallel(parts: Sequence[tirx.PrimFunc], share: Share) -> tirx.PrimFunc:
     """Return a parallel loop over shares, each of which executes `parts`."""
     whole = ranges.followed(parts)
-    root = whole.body.block
-    stmts = ranges.statements(root.body)
-    views = [stmt for stmt in stmts if not isinstance(stmt, tirx.For)]
-    body = ranges.sequence([stmt for stmt in stmts if isinstance(stmt, tirx.For)])
+    root, (views, nests) = whole.body.block, ranges.nests(whole)
+    body = ranges.sequence(nests)
     kind = tirx.ForKind.PARALLEL
     loop = tirx.For(share.var, tirx.const(0, "int64"), int64(share.count), kind, body)
     return whole.with_body(

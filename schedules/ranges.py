@@ -346,6 +346,13 @@ def statements(stmt: tirx.Stmt) -> list[tirx.Stmt]:
     return list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
 
 
+def nests(func: tirx.PrimFunc) -> tuple[list[tirx.Stmt], list[tirx.For]]:
+    """Return the declarations of a function, and its loop nests."""
+    stmts = statements(func.body.block.body)
+    views = [stmt for stmt in stmts if not isinstance(stmt, tirx.For)]
+    return views, [stmt for stmt in stmts if isinstance(stmt, tirx.For)]
+
+
 def opened(stmt: tirx.Stmt, most: int = sys.maxsize) -> tuple[list[tirx.For], tirx.Stmt]:
     """Return the outermost loops of a nest, `most` at most, and their body."""
     loops: list[tirx.For] = []

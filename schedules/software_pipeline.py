@@ -239,9 +239,7 @@ def alongside(
     tirx.PrimFunc
     """
     root, other = func.body.block, producer.body.block
-    steps = ranges.statements(other.body)
-    views = [stmt for stmt in steps if not isinstance(stmt, tirx.For)]
-    (nest,) = (stmt for stmt in steps if isinstance(stmt, tirx.For))
+    views, (nest,) = ranges.nests(producer)
 
     def begun(outer: Sequence[tirx.For], loop: tirx.For) -> tirx.Stmt:
         lines, slots = outer[number], [*outer[number + 1 :], loop]

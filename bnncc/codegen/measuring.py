@@ -239,15 +239,8 @@ def weight_order(watch: Stopwatch, spec: BinaryConv2d, orders: Sequence[str]) ->
     """
     specs = [replace(spec, weight_order=order) for order in orders]
     key = watch.key(Workload.of(specs[0]).spec, [{order: 1} for order in orders])
-    return orders[
-        _won(
-            watch,
-            key,
-            len(specs),
-            lambda: watch.times_of([(one, None) for one in specs]),
-            UNDISTURBED,
-        )
-    ]
+    kernels = [(one, None) for one in specs]
+    return orders[_won(watch, key, len(specs), lambda: watch.times_of(kernels), UNDISTURBED)]
 
 
 def seconds(kernels: Mapping[str, int], watch: Stopwatch) -> float | None:

@@ -109,7 +109,7 @@ def test_every_point_of_a_binary_kernel_equals_the_oracle(spec: BinaryConv2d, ta
 def test_threads_wait_for_what_they_share(divide: int, order: int) -> None:
     target = "x86-64-v4-vpopcntdq"
     if target not in HERE:
-        pytest.skip("needs VPOPCNTDQ, with which adjacent words are compared beforehand")
+        pytest.skip("needs VPOPCNTDQ, which adds with carry-save adders")
     point = {"order": order, "carry_save": 1, "divide": divide, "columns": 2, "vectors": 1}
     library = built(BINARY[1], target, 2, [point])
 
