@@ -8,6 +8,7 @@ pairs are tested together: a matrix product needs all of them.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,19 +47,19 @@ LOCAL = "local"
 """Storage scope of tensors that are tiles."""
 
 
-def configure(memory: Buffer, rows: tuple[int, ...]) -> None:
+def configure(memory: Buffer, shapes: Sequence[tuple[int, int]]) -> None:
     """Configure the shapes of the tiles for the calling thread; their contents are lost.
 
     Parameters
     ----------
     memory : Buffer of uint64, shape (8,)
         Scratch memory for the configuration.
-    rows : tuple of int
-        Rows of each of the eight tiles, 0 for unused ones. All rows have `TILE_BYTES`.
+    shapes : sequence of (int, int)
+        Rows of each of the eight tiles, and bytes per row; zeros for unused ones.
     """
-    widths = [TILE_BYTES if count else 0 for count in rows]
-    shapes = struct.pack("<2B14x8H16x8B8x", 1, 0, *widths, *rows)
-    for i, word in enumerate(struct.unpack("<8Q", shapes)):
+    rows, widths = zip(*shapes, strict=True)
+    packed = struct.pack("<2B14x8H16x8B8x", 1, 0, *widths, *rows)
+    for i, word in enumerate(struct.unpack("<8Q", packed)):
         T.buffer_store(memory, T.uint64(word), [i])
     _call("ldtilecfg", T.address_of(memory[0]))
 
@@ -113,6 +114,10 @@ class Tile(Pair):
     """Rows of data and sums, at most `TILE_ROWS`."""
     types: tuple[str, str]
     """Types of data and weight, a key of `DOTS`."""
+    words: int = TILE_ROWS
+    """32-bit words per row of data, and rows of weights, at most `TILE_ROWS`."""
+    window: tuple[int, int] = (1, 1)
+    """Pixels of data per row, which are consecutive in memory, and from one row to the next."""
 
     @property
     def feature(self) -> str:
@@ -137,16 +142,21 @@ class Tile(Pair):
     @property
     def name(self) -> str:  # type: ignore[override]
         """Instruction set, operation, shape and types."""
-        return f"amx_{self.operation}_{self.rows}x{TILE_BYTES}_{'_'.join(self.types)}"
+        shape = f"{self.rows}x{self.words * 4}_{'_'.join(self.types)}"
+        overlapping = "_of_{}_by_{}".format(*self.window) if self.window != (1, 1) else ""
+        return f"amx_{self.operation}_{shape}{overlapping}"
 
     @property
     def tensors(self) -> list[Operand]:
         """Operands; rows in memory may be strided, and weights hold `together` rows of a column."""
-        columns = TILE_BYTES // 4
-        shapes = [(rows, columns * self.together) for rows in (self.rows, TILE_ROWS)]
-        kinds = [*zip((*shapes, (self.rows, columns)), (*self.types, self.total), strict=True)]
+        columns, (pixels, step) = TILE_BYTES // 4, self.window
+        row = self.words * self.together
+        shapes = (self.rows, row), (self.words, columns * self.together), (self.rows, columns)
+        kinds = [*zip(shapes, (*self.types, self.total), strict=True)]
         data, weight, total = (Operand(shape, dtype, scope=LOCAL) for shape, dtype in kinds)
-        rows, four_rows, sums = (Operand(shape, dtype, strided=True) for shape, dtype in kinds)
+        _, four_rows, sums = (Operand(shape, dtype, strided=True) for shape, dtype in kinds)
+        read = (self.rows - 1) * step + pixels, row // pixels
+        rows = Operand(read, self.types[0], strided=True)
         return {
             "zero": [total],
             "load": [rows, data],
@@ -162,10 +172,14 @@ class Tile(Pair):
             return
         first, last = buffers[0], buffers[-1]
         (rows, columns), every = last.shape, self.together
+        pixels, step = self.window
         extents = (rows, columns, *[first.shape[1]] * (self.operation == "dot"))
         with T.grid(*extents) as loops, T.sblock("tile"):
             i, j, *k = T.axis.remap("SSR"[: len(loops)], loops)
-            value = tirx.const(0, self.total) if self.operation == "zero" else first[i, j]
+            overlapping = self.operation == "load" and pixels > 1
+            each = self.words * every // pixels
+            where = (i * step + j // each, j % each) if overlapping else (i, j)
+            value = tirx.const(0, self.total) if self.operation == "zero" else first[where]
             if k:
                 one, other = first[i, k[0]], buffers[1][k[0] // every, j * every + k[0] % every]
                 value = last[i, j] + number_of(one) * number_of(other)
@@ -181,8 +195,8 @@ class Tile(Pair):
             store(_number(total), memory[0, 0], _stride(memory) * T.int64(4))
         else:
             memory, _ = buffers
-            number = DATA if self.operation == "load" else WEIGHT
-            load(number, memory[0, 0], _stride(memory) * T.int64(4 // self.together))
+            number, step = (DATA, self.window[1]) if self.operation == "load" else (WEIGHT, 1)
+            load(number, memory[0, 0], _stride(memory) * T.int64(4 // self.together * step))
 
 
 def _number(total: Buffer) -> Expr:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -18,7 +19,7 @@ from tvm.tirx.script import builder as T
 
 from bnncc.codegen.pipeline import tvm_target
 from bnncc.schedules import intrin_amx, ranges
-from bnncc.schedules.intrin_amx import DOTS, LOCAL, WEIGHT, Tile
+from bnncc.schedules.intrin_amx import DOTS, LOCAL, SUMS, TILE_BYTES, Tile
 from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.definitions.terms import bfloat16
@@ -56,16 +57,24 @@ def product_of(types: tuple[str, str], rows: int, steps: int, apart: int) -> s_t
 
     Rows of the data have `apart` tiles more than the product reads.
     """
-    every = Tile("dot", rows, types).together
-    depth = 16 * every
+    tile = Tile("dot", rows, types)
+    depth = 16 * tile.together
     data = te.placeholder((rows, (steps + apart) * depth), types[0], "data")
     weight = te.placeholder((BLOCKS, steps, 16, depth), types[1], "weight")
     window = te.compute((steps, rows, depth), lambda s, i, k: data[i, s * depth + k], "window")
+    return summed(window, weight, tile, [data, weight])
+
+
+def summed(
+    window: te.Tensor, weight: te.Tensor, tile: Tile, inputs: list[te.Tensor]
+) -> s_tir.Schedule:
+    steps, rows, depth = window.shape
     step, k = te.reduce_axis((0, steps), "step"), te.reduce_axis((0, depth), "k")
+    every = tile.together
 
     def dot(o: tirx.Var, i: tirx.Var, j: tirx.Var) -> te.Tensor:
         one, other = window[step, i, k], weight[o, step, k // every, j * every + k % every]
-        if types[0] == "uint16":
+        if tile.types[0] == "uint16":
             first, second = (bfloat16(x.astype("uint32")) for x in (one, other))
         else:
             first, second = (x.astype("int32") for x in (one, other))
@@ -73,10 +82,22 @@ def product_of(types: tuple[str, str], rows: int, steps: int, apart: int) -> s_t
 
     sums = te.compute((BLOCKS, rows, 16), dot, "sums")
     total = te.compute((rows, BLOCKS * 16), lambda i, j: sums[j // 16, i, j % 16], "total")
-    return s_tir.Schedule(te.create_prim_func([data, weight, total]))
+    return s_tir.Schedule(te.create_prim_func([*inputs, total]))
 
 
-def on_tiles(sch: s_tir.Schedule, types: tuple[str, str], rows: int) -> tirx.PrimFunc:
+def overlapping(tile: Tile) -> s_tir.Schedule:
+    """Write a product whose rows of data overlap, or have gaps between them, as plain loops."""
+    (pixels, step), depth = tile.window, tile.words * tile.together
+    each = depth // pixels
+    data = te.placeholder((2, (tile.rows - 1) * step + pixels, each), tile.types[0], "data")
+    weight = te.placeholder((BLOCKS, 2, tile.words, 16 * tile.together), tile.types[1], "weight")
+    window = te.compute(
+        (2, tile.rows, depth), lambda s, i, k: data[s, i * step + k // each, k % each], "window"
+    )
+    return summed(window, weight, tile, [data, weight])
+
+
+def on_tiles(sch: s_tir.Schedule, tile: Tile) -> tirx.PrimFunc:
     """Schedule it: every loop over a tile becomes an instruction."""
     o, row, column, step, k = sch.get_loops("sums")
     sch.reorder(step, row, column, k)
@@ -96,14 +117,16 @@ def on_tiles(sch: s_tir.Schedule, types: tuple[str, str], rows: int) -> tirx.Pri
         "load_weight": sch.get_loops(weight)[-2], "dot": row, "store": i,
     }  # fmt: skip
     for operation, loop in loops.items():
-        sch.tensorize(loop, Tile(operation, rows, types).register())
+        sch.tensorize(loop, replace(tile, operation=operation).register())
     func = sch.mod["main"]
     root = func.body.block
     with IRBuilder() as builder, T.sblock("configured"):
         T.reads()
         T.writes()
         config = T.sblock_alloc_buffer((8,), "uint64")
-        intrin_amx.configure(config, (*[rows] * WEIGHT, 16, 0))
+        sums, data = (tile.rows, TILE_BYTES), (tile.rows, tile.words * 4)
+        shapes = [*[sums] * SUMS, data, (tile.words, TILE_BYTES), (0, 0)]
+        intrin_amx.configure(config, shapes)
     with IRBuilder() as ended, T.sblock("released"):
         T.reads()
         T.writes()
@@ -121,7 +144,7 @@ def test_tiles_multiply_matrices(types: tuple[str, str], rows: int, steps: int, 
     libraries = {}
     for apart in (0, 3):
         sch = product_of(types, rows, steps, apart)
-        func = on_tiles(sch, types, rows) if half == "impl" else sch.mod["main"]
+        func = on_tiles(sch, Tile("dot", rows, types)) if half == "impl" else sch.mod["main"]
         libraries[apart] = compiled(func, AMX if half == "impl" else catalog.native())
     for apart, ends in ((0, False), (0, True), (3, False)):
         library, tile = libraries[apart], Tile("dot", rows, types)
@@ -145,6 +168,38 @@ def test_tiles_multiply_matrices(types: tuple[str, str], rows: int, steps: int, 
             assert performed == 2 + BLOCKS * (2 + 3 * steps)
 
 
+@pytest.mark.parametrize("half", ["desc", "impl"])
+@pytest.mark.parametrize(
+    ("rows", "words", "window"),
+    [(16, 14, (7, 2)), (16, 6, (3, 1)), (7, 16, (4, 3)), (2, 4, (2, 5)), (3, 2, (1, 1))],
+)
+@pytest.mark.parametrize("types", [("uint8", "int8"), ("uint16", "uint16")])
+def test_rows_of_tiles_overlap(
+    types: tuple[str, str], rows: int, words: int, window: tuple[int, int], half: str
+) -> None:
+    tile, rng = Tile("dot", rows, types, words, window), np.random.default_rng(0)
+    if half == "impl":
+        amx_emulator.load()
+    sch = overlapping(tile)
+    func = on_tiles(sch, tile) if half == "impl" else sch.mod["main"]
+    library = compiled(func, AMX if half == "impl" else catalog.native())
+    (pixels, step), depth = window, words * tile.together
+    shapes = (
+        (2, (rows - 1) * step + pixels, depth // pixels),
+        (BLOCKS, 2, words, 16 * tile.together),
+    )
+    data, weight = (
+        rng.integers(*EXTREMES[one], shape, endpoint=True)
+        for one, shape in zip(types, shapes, strict=True)
+    )
+    total = tvm.runtime.tensor(np.full((rows, BLOCKS * 16), GARBAGE).view(tile.total))
+    given = (stored(x, one) for x, one in zip((data, weight), types, strict=True))
+    library["main"](*map(tvm.runtime.tensor, given), total)
+    read = [data[:, i * step : i * step + pixels].reshape(2 * depth) for i in range(rows)]
+    columns = np.concatenate([matrix(block) for block in weight], axis=1).astype("int64")
+    np.testing.assert_array_equal(total.numpy(), np.array(read, "int64") @ columns)
+
+
 def test_each_thread_has_tiles_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     amx_emulator.load()
     monkeypatch.setenv("TVM_NUM_THREADS", "2")
@@ -160,7 +215,7 @@ def test_each_thread_has_tiles_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
                 T.reads(data[at, 0:16, 0 : steps * 64], weight[0:steps, 0:16, 0:64])
                 T.writes(total[at, 0:16, 0:16])
                 config = T.sblock_alloc_buffer((8,), "uint64")
-                intrin_amx.configure(config, (16, 16, 16, 0, 0, 0, 0, 0))
+                intrin_amx.configure(config, [(16, TILE_BYTES)] * 3 + [(0, 0)] * 5)
                 intrin_amx.zero(0)
                 with T.serial(steps) as step:
                     intrin_amx.load(1, data[at, 0, step * 64], T.int64(steps * 64))
@@ -189,7 +244,7 @@ def test_each_thread_has_tiles_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_tile_instructions_are_what_llvm_writes() -> None:
     types = ("uint8", "int8")
-    func = on_tiles(product_of(types, 16, 2, 0), types, 16)
+    func = on_tiles(product_of(types, 16, 2, 0), Tile("dot", 16, types))
     asm = compiled(func, AMX).mod.inspect_source("asm")
     for instruction in (
         "ldtilecfg",
