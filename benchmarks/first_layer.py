@@ -25,7 +25,7 @@ from filtered_layers import POOL
 from float_layers import BITS, STORE, Layer, _conv
 from tables import markdown, where
 
-from bnncc.schedules import schedule, with_packed_operands
+from bnncc.schedules import schedule, uses_tiles, with_packed_operands
 from bnncc.targets import catalog, host
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering, layout, quantization, reference
@@ -54,7 +54,8 @@ def forms(spec: Conv2d, target: TargetSpec) -> dict[str, Conv2d]:
     for name in ("bfloat16", "int8"):
         out[name] = with_packed_operands(replace(spec, operands=name), target)
     rounded, size = out["bfloat16"], spec.unpooled.output_hw
-    out["bfloat16"] = replace(rounded, method=filtering.choose(rounded, "filtered", *size))
+    if not uses_tiles(rounded, target):
+        out["bfloat16"] = replace(rounded, method=filtering.choose(rounded, "filtered", *size))
     out["bytes"] = replace(out["int8"], zero_points=(124, 116, 104))
     return out
 

@@ -107,10 +107,19 @@ def with_packed_operands(spec: Conv2d, target: TargetSpec | None) -> Conv2d:
 
     Like `with_weight_order`, for convolutions whose operands are not float32.
     """
-    from bnncc.schedules import float_layers
+    from bnncc.schedules import float_layers, tile_choice
 
     packed = float_layers.packed(spec.operands, target) if target is not None else 1
-    return replace(spec, packed=packed)
+    made = replace(spec, packed=packed)
+    tiled = replace(made, apart=True)
+    return tiled if target is not None and tile_choice.pays(tiled, target) else made
+
+
+def uses_tiles(spec: Conv2d, target: TargetSpec) -> bool:
+    """Return whether AMX tiles compute a float convolution, which then is not filtered."""
+    from bnncc.schedules import tile_choice
+
+    return tile_choice.pays(spec, target)
 
 
 def with_three_terms(spec: Conv2d, target: TargetSpec | None) -> Conv2d:
@@ -138,6 +147,7 @@ __all__ = [
     "in_slices",
     "schedule",
     "space_of",
+    "uses_tiles",
     "weight_orders",
     "with_half_operands",
     "with_packed_operands",

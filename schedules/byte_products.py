@@ -2,11 +2,12 @@
 
 Bits are first expanded to bytes, and floats rounded to bfloat16, see `definitions.byte_products`. A
 line of windows, which consists of whole output rows, is split into runs of a few tiles, of at most
-sixteen windows each. The tiles of a run share each weight tile. A product of tiles takes 8 cycles
-and half a cycle for each window; other instructions take no time beside it if there are few enough
-of them (`software_pipeline`): weights are expanded a few products ahead, data a line ahead, and
-sums of a line are stored to memory and pass through the same epilogue as in other kernels while the
-next line is multiplied. Exact zeros in the data need no separate code.
+sixteen windows each. The tiles of a run share each weight tile; where tiles of data overlap in
+memory, which takes longer to load, two vectors of channels share each tile of data, too. A product
+of tiles takes 8 cycles and half a cycle for each window; other instructions take no time beside it
+if there are few enough of them (`software_pipeline`): weights are expanded a few products ahead,
+data a line ahead, and sums of a line are stored to memory and pass through the same epilogue as in
+other kernels while the next line is multiplied. Exact zeros in the data need no separate code.
 
 `tile_choice` says which layers use this kernel, and why.
 """
@@ -33,19 +34,26 @@ from bnncc.schedules import (
     ranges,
     software_pipeline,
 )
-from bnncc.schedules.intrin_amx import LOCAL, SUMS, TILE_ROWS, WEIGHT, Tile
+from bnncc.schedules.intrin_amx import LOCAL, SUMS, TILE_BYTES, TILE_ROWS, Tile
 from bnncc.schedules.intrin_portable import WEIGHTS_OF_CODES
-from bnncc.schedules.intrin_x86 import SIGNS, SPREAD
+from bnncc.schedules.intrin_x86 import SIGNS, SPREAD, Interleave
 from bnncc.schedules.space import Point, Space, with_threads
 from bnncc.schedules.templates.channel_tiles import Group
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import layout
+from bnncc.topi_binary import layout, quantization
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.definitions.blocks import int64
-from bnncc.topi_binary.definitions.byte_products import WORDS, Layer, Lines, in_tiles
+from bnncc.topi_binary.definitions.byte_products import (
+    WORDS,
+    Layer,
+    Lines,
+    folds,
+    in_tiles,
+    windows,
+)
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES
-from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d
 
 TILE_CYCLES, ROW_CYCLES, STEP_CYCLES, LEAST_CYCLES = 8.0, 0.5, 5.0, 25.0
 """Measured cycles: per product of tiles that share a weight tile, and per row of it; more per step,
@@ -61,8 +69,15 @@ AHEAD = 4
 TAPS = 9
 """Maximum number of taps whose loop is unrolled."""
 
+UNEVEN = 4
+"""Runs per line up to which each has code of its own, so that the last one may have fewer tiles."""
+
 LONG = 0.33
 """Estimated loss when the sums of a line fill the L1 cache; shorter lines lose a part of it."""
+
+POOLED_SHARE = 0.25
+"""Maximum fraction of the L2 cache for two lines of sums with pooling: the longer lines are, the
+fewer rows are computed twice."""
 
 ORDER = "nho"
 """Outer loops of sums and results: images, lines, vectors of channels."""
@@ -70,7 +85,7 @@ ORDER = "nho"
 OF_TILES = "bnncc_tiles"
 """Annotation of loops over the tiles of a run."""
 
-SHARED = "data", "panel", "panel_last", "sum", "sum_last"
+SHARED = "data", "inside", "panel", "panel_last", "sum", "sum_last"
 """Blocks whose tensors several loop nests share."""
 
 
@@ -85,12 +100,16 @@ class Cut:
     rows : int
         Windows per tile.
     tiles : int
-        Tiles per run, which share each weight tile. The last run of a line may have fewer.
+        Tiles per run, which share each weight tile. The last run of a line may have fewer, if the
+        line has few runs.
+    vectors : int
+        Vectors of channels per run, which share each tile of data.
     """
 
     lines: Lines
     rows: int
     tiles: int
+    vectors: int
 
     @property
     def windows(self) -> int:
@@ -116,7 +135,13 @@ def cut(spec: Layer, target: TargetSpec, tiles: int) -> Cut:
     lined, rows, count, width = min(_cuts(spec, target, tiles), key=lambda found: found[0])[1]
     lines = Lines(spec, lined, 0, width)
     places = layout.blocks(lines.needed, rows * count) * rows * count
-    return Cut(replace(lines, places=places), rows, count)
+    return Cut(replace(lines, places=places), rows, count, _vectors(spec))
+
+
+def _vectors(spec: Layer) -> int:
+    """Return how many vectors of channels share a tile of data."""
+    full = spec.out_channels // LANES
+    return 2 if folds(spec) and full > 0 == full % 2 else 1
 
 
 def _cuts(
@@ -131,29 +156,41 @@ def _cuts(
     tuple of int
         Rows per line, windows per tile, tiles per run, and `Lines.width`.
     """
-    (height, wide), pitch = spec.output_hw, Lines(spec, 1).pitch
+    height, wide = spec.output_hw[0], windows(spec).output_hw[1]
     divisors = [rows for rows in range(1, height + 1) if height % rows == 0]
-    counts = [tiles] if tiles else range(1, SUMS + 1)
+    vectors = _vectors(spec)
+    counts = [tiles] if tiles else range(1, SUMS // vectors + 1)
     least = 2  # TVM cannot tensorize a loop of extent 1
     for lined, rows, count in product(divisors, range(least, TILE_ROWS + 1), counts):
-        tile, more = TILE_CYCLES + rows * ROW_CYCLES, STEP_CYCLES + CROWDED * (count > FEW)
+        high, pitch = Lines(spec, lined).high, Lines(spec, lined).pitch
+        tile, more = (
+            TILE_CYCLES + rows * ROW_CYCLES,
+            STEP_CYCLES + CROWDED * (count * vectors > FEW),
+        )
         for width in (0, layout.blocks(wide, rows) * rows):
-            needed = (lined - 1) * (width or pitch) + wide
-            share = needed * LANES * 4 / target.l1_bytes
-            if lined > 1 and share > 1:
+            needed = (high - 1) * (width or pitch) + wide
+            size = needed * vectors * LANES * 4
+            share = size / target.l1_bytes
+            pooled = high > lined and 2 * size <= POOLED_SHARE * target.l2_bytes
+            if lined > 1 and share > 1 and not pooled:
                 continue
             runs, last = divmod(layout.blocks(needed, rows), count)
-            cycles = runs * max(count * tile + more, LEAST_CYCLES)
-            cycles += max(last * tile + more, LEAST_CYCLES) * (last > 0)
-            yield cycles * (height // lined) * (1 + LONG * share), (lined, rows, count, width)
+            if runs >= UNEVEN and last:
+                runs, last = runs + 1, 0
+            cycles = runs * max(count * vectors * tile + more, LEAST_CYCLES)
+            cycles += max(last * vectors * tile + more, LEAST_CYCLES) * (last > 0)
+            yield (
+                cycles * (height // lined) * (1 + LONG * min(share, 1)),
+                (lined, rows, count, width),
+            )
 
 
 def space(spec: Layer, target: TargetSpec, threads: int) -> Space:
     """Return the search space of a layer on tiles."""
     divided = multithreading.shared(spec, target, threads)
-    tiles = cut(flattened(spec), target, 0).tiles
-    choices: dict[str, Sequence[int]] = {"tiles": range(1, SUMS + 1)}
-    return with_threads(choices, {"tiles": tiles}, threads > 1, divided)
+    chosen = cut(flattened(spec), target, 0)
+    choices: dict[str, Sequence[int]] = {"tiles": range(1, SUMS // chosen.vectors + 1)}
+    return with_threads(choices, {"tiles": chosen.tiles}, threads > 1, divided)
 
 
 @dataclass(frozen=True)
@@ -175,12 +212,12 @@ class Share:
     var: tirx.Var
 
 
-def _share(spec: Layer, lines: Lines, threads: int) -> Share:
+def _share(spec: Layer, chosen: Cut, threads: int) -> Share:
     """Return how threads share a layer: equal parts, or as many as there are iterations."""
     extents = {
         "n": spec.n if isinstance(spec.n, int) else 1,
-        "h": lines.count,
-        "o": spec.out_channels // LANES,
+        "h": chosen.lines.count,
+        "o": spec.out_channels // LANES // chosen.vectors,
     }
     equal = (axis for axis, extent in extents.items() if extent > 0 and extent % threads == 0)
     axis = next(equal, "")
@@ -202,28 +239,36 @@ def apply(
     lines = chosen.lines
     whole = ranges.with_parameters(define(spec, lines.form), func)
     whole = nchw.held(whole, flat, lines.rows)
-    terms = getattr(spec, "operands", "") == "bfloat16x3"
-    share = _share(flat, lines, threads) if point.get("divide", 0) else None
+    share = _share(flat, chosen, threads) if point.get("divide", 0) else None
     in_lines = share is not None and share.axis == "h"
     own, data = lines.count // (share.count if share is not None and in_lines else 1), None
-    before: list[tirx.PrimFunc] = []
+    before = [_nest(whole, name) for name in ("inside", "margin") if folds(flat)]
     if flat.n == 1 and (share is None or in_lines):
-        first = lines.plane[0] - (lines.count - 1) * lines.rows
-        start = share.var * (own * lines.rows) if share is not None else int64(0)
-        parts = [_bytes(whole, terms, rows=(start, first))]
-        data = (_bytes(whole, terms, in_rows=True), start + first) if own > 1 else None
+        first = lines.plane[0] - (lines.count - 1) * lines.step
+        start = share.var * (own * lines.step) if share is not None else int64(0)
+        parts = [_bytes(whole, flat, rows=(start, first))]
+        data = (_bytes(whole, flat, in_rows=True), start + first) if own > 1 else None
     else:
-        parts, every = [], _bytes(whole, terms)
+        parts, every = [], _bytes(whole, flat)
         before.append(every if share is None else ranges.parallel(every, 4))
     full, rest = divmod(flat.out_channels, LANES)
     for end in [""] * (full > 0) + ["_last"] * (rest > 0):
         shared = share if not end or share is None or share.axis != "o" else None
-        made = _channels(whole, flat, target, chosen, end, shared, data)
+        own_cut = replace(chosen, vectors=1) if end else chosen
+        made = _channels(whole, flat, target, own_cut, end, shared, data)
         (parts if shared == share else before).extend(made)
         data = None
     if share is not None:
         parts = [_in_parallel(parts, share)]
     return _configured(ranges.joined([*before, *parts], 0), chosen)
+
+
+def _nest(func: tirx.PrimFunc, name: str) -> tirx.PrimFunc:
+    """Schedule a block whose innermost loop is vectorized."""
+    sch = s_tir.Schedule(ranges.part(func, {name: {}}, SHARED))
+    *_, last = sch.get_loops(name)
+    sch.vectorize(last)
+    return sch.mod["main"]
 
 
 def _moved(
@@ -271,7 +316,7 @@ def _in_parallel(parts: Sequence[tirx.PrimFunc], share: Share) -> tirx.PrimFunc:
 
 
 def _bytes(
-    func: tirx.PrimFunc, terms: bool, in_rows: bool = False, rows: tuple[Any, int] | None = None
+    func: tirx.PrimFunc, spec: Layer, in_rows: bool = False, rows: tuple[Any, int] | None = None
 ) -> tirx.PrimFunc:
     """Schedule the expansion of data to bytes, a word at a time; loops over terms are unrolled.
 
@@ -287,12 +332,14 @@ def _bytes(
         sch.reorder(row, column, n, high, wide, part, which, lane)
     for word in words:
         sch.compute_at(word, which)
-    if words:
+    if folds(spec) and spec.width >= LANES:
+        sch.tensorize(which, Interleave(cast("Conv2d", spec)).register())
+    elif words:
         lanes = int(sch.get(lane).extent)
         sch.tensorize(lane, SPREAD[lanes, len(words) > 1].register())
     else:
         sch.vectorize(lane)
-    if terms:
+    if getattr(spec, "operands", "") == "bfloat16x3":
         sch.unroll(part)
     made = sch.mod["main"]
     return made if rows is None else _moved(made, 3, 1, lambda _: start)
@@ -317,7 +364,8 @@ def _channels(
     sums = _sums(own, spec, chosen, end, early)
     expanded = [] if early or in_tiles(spec) else [_panel(own, spec, end)]
     full, rest = divmod(spec.out_channels, LANES)
-    group = Group(1, full, (rest,)) if end else Group(full, 0, (LANES,))
+    vectors = chosen.vectors
+    group = Group(1, full, (rest,)) if end else Group(full // vectors, 0, (LANES,) * vectors)
     parts = [sums, _results(own, spec, target, chosen, end)]
     parts += nchw.transposed(own, spec, group, ORDER, count=chosen.lines.rows)
     if share is not None:
@@ -329,9 +377,9 @@ def _channels(
         expanded = [first]
     if data is not None:
         later, start = data
-        number, rows = ORDER.index("h"), chosen.lines.rows
+        number, rows = ORDER.index("h"), chosen.lines.step
         parts[0] = software_pipeline.alongside(parts[0], later, number, rows, start)
-    return [*expanded, *software_pipeline.behind(parts, len(ORDER))]
+    return [*expanded, *software_pipeline.behind(parts, len(ORDER), vectors)]
 
 
 def _panel(func: tirx.PrimFunc, spec: Layer, end: str) -> tirx.PrimFunc:
@@ -364,7 +412,8 @@ def _sums(
     # 2 tile
     n, line, o, place, lane, kh, kw, c, k = sch.get_loops(name)
     run, tile, row = sch.split(place, [None, chosen.tiles, chosen.rows])
-    sch.reorder(n, line, o, run, kh, kw, c, tile, row, lane, k)
+    o, vector = sch.split(o, [None, chosen.vectors])
+    sch.reorder(n, line, o, run, kh, kw, c, tile, vector, row, lane, k)
     tap = sch.fuse(kh, kw)
     if int(sch.get(tap).extent) <= TAPS:
         sch.unroll(tap)
@@ -378,30 +427,42 @@ def _sums(
         weight = sch.cache_read(name, 1, LOCAL)
     total = sch.cache_write(name, 0, LOCAL)
     sch.compute_at(data, tile)
-    sch.compute_at(weight, c)
+    sch.compute_at(weight, c if chosen.vectors == 1 else vector)
     sch.annotate(tap, software_pipeline.STEP, 1)
     if early:
         sch.compute_at(panel, c)
         _expand(sch, spec, panel)
     sch.reverse_compute_at(total, run)
-    again, stored = sch.split(sch.get_loops(total)[-2], [chosen.tiles, chosen.rows])
-    *_, first, cleared, _ = sch.get_loops(sch.decompose_reduction(name, tap))
+    *_, other, places, _ = sch.get_loops(total)
+    again, stored = sch.split(places, [chosen.tiles, chosen.rows])
+    *_, first, each, cleared, _ = sch.get_loops(sch.decompose_reduction(name, tap))
     # 4 tensorize
     loops = {
         "zero": cleared, "load": sch.get_loops(data)[-2],
         "load_weight": sch.get_loops(weight)[-2], "dot": row, "store": stored,
     }  # fmt: skip
-    one, other = (str(sch.get(block).writes[0].source.dtype) for block in (data, weight))
+    kinds = tuple(str(sch.get(block).writes[0].source.dtype) for block in (data, weight))
     for operation, loop in loops.items():
-        sch.tensorize(loop, Tile(operation, chosen.rows, (one, other)).register())
+        pair = Tile(operation, chosen.rows, (kinds[0], kinds[1]), *_shape(spec))
+        sch.tensorize(loop, pair.register())
     # 5 unroll: instructions take tile numbers as immediates
     channel_tiles.unrolled(sch, (first, tile, again))
-    if chosen.filled == chosen.runs * chosen.tiles:
+    if chosen.vectors > 1:
+        channel_tiles.unrolled(sch, (each, vector, other))
+    if chosen.filled == chosen.runs * chosen.tiles or chosen.runs > UNEVEN:
         return sch.mod["main"]
     sch.unroll(run)
     for loop in (first, tile, again):
         sch.annotate(loop, OF_TILES, 1)
     return _without_empty(sch.mod["main"], chosen)
+
+
+def _shape(spec: Layer) -> tuple[int, tuple[int, int]]:
+    """Return `Tile.words` and `Tile.window`."""
+    if not folds(spec):
+        return TILE_ROWS, (1, 1)
+    words = quantization.words_of_pixel(cast("Conv2d", spec))
+    return spec.kernel[1] * words, (spec.kernel[1], spec.strides[1])
 
 
 def _without_empty(func: tirx.PrimFunc, chosen: Cut) -> tirx.PrimFunc:
@@ -429,7 +490,9 @@ def _results(
     sch = s_tir.Schedule(ranges.part(func, {out: {}}, (*SHARED, *epilogue.BLOCKS)))
     n, h, w, o = sch.get_loops(out)
     line, row = sch.split(h, [lines.count, lines.rows])
-    sch.reorder(n, line, o, row, w)
+    o, vector = sch.split(o, [None, chosen.vectors])
+    sch.reorder(n, line, o, vector, row, w)
+    sch.fuse(vector, row)
     epilogue.vectorize(sch, sch.get_sblock(out), spec.out_channels, target)
     return sch.mod["main"]
 
@@ -453,11 +516,13 @@ def _uses_tiles(stmt: tirx.Stmt) -> bool:
 
 
 def _with_tiles(loop: tirx.For, chosen: Cut) -> list[tirx.Stmt]:
-    rows = [*[chosen.rows] * WEIGHT, TILE_ROWS, 0]
+    words, _ = _shape(chosen.lines.layer)
+    shapes = [(chosen.rows, TILE_BYTES)] * SUMS
+    shapes += [(chosen.rows, words * 4), (words, TILE_BYTES), (0, 0)]
     with IRBuilder() as builder, T.sblock("configured"):
         T.reads()
         T.writes()
-        intrin_amx.configure(T.sblock_alloc_buffer((8,), "uint64"), tuple(rows))
+        intrin_amx.configure(T.sblock_alloc_buffer((8,), "uint64"), shapes)
     first = builder.get()
     with IRBuilder() as builder, T.sblock("released"):
         T.reads()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, lanes
+from bnncc.schedules.intrin import Intrinsic, Operand, Pair, TensorPair, imported, lanes
 from bnncc.schedules.intrin_portable import (
     Dot,
     code_pairs,
@@ -17,9 +19,12 @@ from bnncc.schedules.intrin_portable import (
     one_by_one,
     popcount,
 )
-from bnncc.topi_binary.definitions.blocks import bit
+from bnncc.topi_binary import quantization
+from bnncc.topi_binary.definitions.blocks import bit, int64
+from bnncc.topi_binary.definitions.byte_products import half_of_pixel
 from bnncc.topi_binary.definitions.terms import signed, to_bfloat16
 from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.spec import Conv2d
 
 Buffer = Any
 Expr = Any
@@ -296,6 +301,84 @@ ROUND_BFLOAT16 = TensorPair(
     source=_TO_BFLOAT16,
 )
 """`TO_BFLOAT16` as a tensor pair."""
+
+
+@dataclass(frozen=True)
+class Interleave(Pair):
+    """Round `LANES` pixels of few channels to bfloat16, with channels last and padded to words.
+
+    A mask, which is 0 for rows that are outside the image, is applied to all elements.
+    """
+
+    spec: Conv2d
+    """A convolution whose data it rounds."""
+
+    feature = "avx512_bf16"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Instruction set, number of channels, layout, and what stands for zero."""
+        spec = self.spec
+        zeros = "_".join(map(str, ("", *spec.zero_points)))
+        return f"avx512_bf16_interleave_{spec.channels}_{spec.data_layout}{zeros}"
+
+    @property
+    def tensors(self) -> list[Operand]:
+        """Data, the mask, and rounded pixels."""
+        spec, (dtype,) = self.spec, {kind for _, kind in self.spec.data_types}
+        planar = spec.data_layout == "NCHW"
+        shape = (spec.channels, 1, LANES) if planar else (LANES, spec.channels)
+        rounded = LANES, quantization.words_of_pixel(spec) * 2
+        data = Operand(shape, dtype, strided=planar)
+        return [data, Operand((1,), "uint16"), Operand(rounded, "uint16")]
+
+    def write(self, half: str, buffers: list[Any]) -> None:
+        """Write the body of one half."""
+        data, mask, made = buffers
+        spec, lanes = self.spec, made.shape[1]
+        if half == "desc":
+            with T.grid(int64(LANES), int64(int(lanes))) as loops, T.sblock("pixels"):
+                x, lane = T.axis.remap("SS", loops)
+                read = partial(self._element, data, x)
+                element = half_of_pixel(spec, read, lane)
+                T.buffer_store(made, T.bitwise_and(element, mask[0]), [x, lane])
+            return
+        # Not by a loop of the rule, because the pipeline of tiles takes loops apart.
+        with imported(_TO_BFLOAT16):
+            self._instructions(data, mask, made)
+
+    def _element(self, data: Any, x: Any, channel: Any) -> Any:
+        return data[(channel, 0, x) if self.spec.data_layout == "NCHW" else (x, channel)]
+
+    def _instructions(self, data: Any, mask: Any, made: Any) -> None:
+        count = int(made.shape[1])
+        vectors = [self._rounded(data, j) for j in range(self.spec.channels)]
+        vectors.append(T.Broadcast(T.uint16(0), LANES))
+        for first in range(0, LANES * count, 2 * LANES):
+            places = [divmod(first + i, count) for i in range(2 * LANES)]
+            shuffled = tirx.Shuffle(vectors, [T.int32(self._place(*place)) for place in places])
+            kept = T.bitwise_and(shuffled, T.Broadcast(mask[0], 2 * LANES))
+            T.buffer_store(made, kept, [0, T.Ramp(first, 1, 2 * LANES)])
+
+    def _place(self, x: int, lane: int) -> int:
+        """Return where a channel of a pixel is in all loaded vectors; any zero is the last one."""
+        channels = self.spec.channels
+        if lane >= channels:
+            return channels * LANES
+        return lane * LANES + x if self.spec.data_layout == "NCHW" else x * channels + lane
+
+    def _rounded(self, data: Any, number: int) -> Any:
+        """Return a loaded vector as bfloat16."""
+        spec, every = self.spec, T.Ramp(0, 1, LANES)
+        planar = spec.data_layout == "NCHW"
+        where = (number, 0, every) if planar else (0, T.Ramp(number * LANES, 1, LANES))
+        vector = data[where]
+        if spec.zero_points:
+            of = [number if planar else (number * LANES + i) % spec.channels for i in range(LANES)]
+            zeros = [T.int32(spec.zero_points[channel]) for channel in of]
+            zero = tirx.Shuffle(zeros, [T.int32(i) for i in range(LANES)])
+            vector = T.Cast(F32, T.Cast(I32, vector) - zero)
+        return TO_BFLOAT16(vector)
 
 
 def _carry_save(reach: int) -> TensorPair:

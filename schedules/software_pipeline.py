@@ -146,7 +146,7 @@ def _in_ring(parts: Sequence[tirx.PrimFunc], tensor: Any, distance: int) -> list
     return made
 
 
-def behind(parts: Sequence[tirx.PrimFunc], shared: int) -> list[tirx.PrimFunc]:
+def behind(parts: Sequence[tirx.PrimFunc], shared: int, vectors: int = 1) -> list[tirx.PrimFunc]:
     """Merge sums and their results; results are computed while the next sums are.
 
     Parameters
@@ -157,6 +157,8 @@ def behind(parts: Sequence[tirx.PrimFunc], shared: int) -> list[tirx.PrimFunc]:
         rows and one over columns inside, computes results from the sums. Others follow it.
     shared : int
         Number of outer loops.
+    vectors : int, default 1
+        Vectors of channels per iteration of them.
 
     Returns
     -------
@@ -171,15 +173,15 @@ def behind(parts: Sequence[tirx.PrimFunc], shared: int) -> list[tirx.PrimFunc]:
     later = [ranges.opened(nest, shared) for nest in nests[1:]]
     tensor = _sums_of(sums, roots[0])
     *_, windows, lanes = tensor.shape
-    held = tirx.decl_buffer((int64(2), windows, lanes), tensor.dtype, "held")
+    held = tirx.decl_buffer((int64(2), int64(vectors), windows, lanes), tensor.dtype, "held")
     number, total = int64(0), int64(1)
     for loop in outer:
         number, total = number * loop.extent + loop.loop_var, total * loop.extent
 
     def in_slot(stmt: tirx.Stmt, turn: Any) -> tirx.Stmt:
         def where(indices: Sequence[Any]) -> list[Any]:
-            *_, window, lane = indices
-            return [turn % 2, window, lane]
+            *_, vector, window, lane = indices
+            return [turn % 2, vector % vectors, window, lane]
 
         return _replaced(stmt, tensor, held, where)
 

@@ -10,12 +10,14 @@ and 0.08 in float32.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout, quantization
 from bnncc.topi_binary.build import aliases
-from bnncc.topi_binary.definitions.byte_products import Layer
+from bnncc.topi_binary.definitions.byte_products import Layer, folds
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import DEPTH, LANES, WORD_BITS
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d
@@ -44,6 +46,9 @@ maximum fraction of the L2 cache for these bytes. Results in NCHW count twice.""
 FLOAT_GAIN = 6.0
 """How many times as many products of bfloat16 tiles compute as vectors do, if both are filled."""
 
+MAX_POOLED = 9
+"""Maximum number of sums per window of a fused pooling; each result reads them all."""
+
 MAX_TERMS = 512
 """Maximum number of channels for which sums of three-term products are as exact as documented."""
 
@@ -57,7 +62,8 @@ def supports(spec: Layer, target: TargetSpec) -> bool:
 
 
 def _floats(spec: Conv2d, target: TargetSpec) -> bool:
-    plain = spec.method == "direct" and spec.pool is None
+    pooled = 1 if spec.pool is None else math.prod(spec.pool.kernel)
+    plain = spec.method == "direct" and spec.packed == 2 and pooled <= MAX_POOLED
     if spec.operands == "bfloat16x3":
         plain &= spec.kernel == (1, 1) and not any(spec.pads) and spec.groups == 1
         plain &= spec.channels <= MAX_TERMS
@@ -103,9 +109,10 @@ def _levels_fill(spec: FewBitConv2d) -> bool:
 
 
 def _floats_fill(spec: Conv2d) -> bool:
-    depth = LANES * 2
-    tiles = layout.blocks(spec.channels, depth) * depth
-    return tiles <= FLOAT_GAIN * 2 * quantization.words_of_pixel(spec)
+    room = spec.kernel[0] * LANES
+    if not folds(spec):
+        room *= spec.kernel[1] * layout.blocks(quantization.words_of_pixel(spec))
+    return room <= FLOAT_GAIN * quantization.words(replace(spec, apart=False))
 
 
 def _room(spec: Layer) -> int:

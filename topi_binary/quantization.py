@@ -185,9 +185,10 @@ def fits(spec: Conv2d) -> bool:
 def apart(spec: Conv2d) -> bool:
     """Whether each bfloat16 pixel starts at a word, instead of each output only.
 
-    Not for bytes with a zero point, which are first rounded to operands as a whole image.
+    Unless the spec says so, not for bytes with a zero point, which are first rounded to operands as
+    a whole image.
     """
-    if spec.operands == "bfloat16x3":
+    if spec.operands == "bfloat16x3" or spec.apart:
         return True
     side_by_side = fits(spec) and (spec.channels < SIDE_BY_SIDE or bool(spec.zero_points))
     return spec.operands == "bfloat16" and not side_by_side

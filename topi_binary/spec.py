@@ -190,6 +190,8 @@ class Conv2d(Convolution):
     """Operands per 32-bit word, up to `quantization.PACKED`."""
     dtype: str = "float32"
     """Type of the data; ``float16`` on GPUs only."""
+    apart: bool = False
+    """Whether bfloat16 pixels start at a word even if they have few channels, for AMX tiles."""
 
     @property
     def depthwise(self) -> bool:

@@ -24,12 +24,12 @@ from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import LEVELS, QUANTIZED_CONV
 from bnncc.ir.rows import SWISH
 from bnncc.recognise.lattice import lattices
-from bnncc.schedules import with_packed_operands, with_three_terms, writes_nchw
+from bnncc.schedules import uses_tiles, with_packed_operands, with_three_terms, writes_nchw
 from bnncc.schedules.weight_order import Recorded
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import filtering, quantization
 from bnncc.topi_binary.layout import words
-from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Pool2d
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Pool2d, RowPool
 from bnncc.transform.byte_signs import write_image_bits
 from bnncc.transform.groups import realise
 from bnncc.transform.interleave import interleave
@@ -229,8 +229,6 @@ class _Fuser:
             return None
         if spec.groups > 1 and not spec.depthwise:
             return None
-        if spec.method == "direct" and quantization.apart(spec):
-            return None
         readers = self.consumers.get(tip, [])
         if any(e.kind != "apply" for e in group.events) or tip in self.graph.outputs:
             return None
@@ -241,7 +239,14 @@ class _Fuser:
         if pool is None or pool.kind != "max" or weights > MAX_ROW_WEIGHTS:
             return None
         fits = pool.dilations == (1, 1) and pool.kernel[0] <= MAX_POOLED_ROWS and not pool.squeeze
+        if spec.method == "direct" and quantization.apart(spec):
+            rows = RowPool(pool.kernel, pool.strides, pool.pads, pool.ceil_extra)
+            fits &= self._on_tiles(replace(spec, pool=rows))
         return readers[0] if fits else None
+
+    def _on_tiles(self, spec: Conv2d) -> bool:
+        target = self.physical.target
+        return target is not None and uses_tiles(spec, target)
 
     def _absorb(self, reader: Node, tip: str) -> Event | None:
         if self.kinds[id(reader)] != "glue" or id(reader) in self.absorbed:
@@ -324,6 +329,7 @@ class _Fuser:
         target = self.physical.target
         direct = (
             self._exact(node)
+            or self._on_tiles(spec)
             or self.on_gpu
             or spec.zero_points
             or self.look.zeros_matter(node)

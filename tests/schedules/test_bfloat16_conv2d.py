@@ -45,6 +45,8 @@ def inputs(spec: Conv2d, batch: int = 1) -> list[np.ndarray]:
             whole = spec.method == "direct"
             pack = quantization.pack_weight if whole else filtering.pack_weight
             arrays.append(pack(weight, spec))
+        elif number == 0 and spec.zero_points:
+            arrays.append(rng.integers(0, 256, extents).astype(np.uint8))
         else:
             arrays.append((10 * rng.standard_normal(extents)).astype(np.float32))
     return arrays
@@ -135,12 +137,51 @@ def test_layers_on_tiles(spec: Conv2d, threads: int, target: str) -> None:
     agree(spec, target, batch=2, threads=threads)
 
 
+POOLED = RowPool((3, 3), (2, 2), (1, 1, 1, 1))
+FIRST = [
+    Conv2d(1, 38, 39, 3, 20, (7, 7), (2, 2), pads=(3,) * 4, data_layout="NCHW", steps=STORE),
+    Conv2d(2, 13, 16, 3, 64, (3, 3), pads=(1,) * 4, steps=RESIDUAL),
+    Conv2d(1, 17, 21, 1, 16, (7, 7), pads=(3, 2, 3, 1), data_layout="NCHW", steps=STORE),
+    Conv2d("n", 20, 33, 4, 16, (4, 4), (4, 3), pads=(0, 1, 0, 2), data_layout="NCHW", steps=STORE),
+    Conv2d(1, 12, 19, 5, 33, (5, 5), (2, 1), (2, 1), pads=(2,) * 4, steps=STORE),
+    Conv2d(1, 12, 18, 8, 33, (3, 3), (2, 2), pads=(1,) * 4, steps=STORE),
+]  # fmt: skip
+BYTES = [
+    replace(FIRST[0], zero_points=(128, 0, 255)),
+    replace(FIRST[1], zero_points=(100, 120, 140)),
+]
+MAXIMA = [
+    replace(FIRST[0], pool=POOLED),
+    replace(FIRST[0], pool=replace(POOLED, before=(Step("affine"), Step("relu"))), n=2),
+    replace(FIRST[1], pool=RowPool((2, 2), (2, 2)), steps=(Step("affine"), *STORE)),
+    replace(FIRST[1], pool=RowPool((3, 2), (1, 3), (1, 0, 0, 1), (0, 1))),
+    replace(FIRST[1], pool=RowPool((2, 3), (3, 1)), steps=(Step("store", layout="NCHW"),)),
+    replace(BYTES[0], pool=POOLED),
+    Conv2d(1, 14, 14, 64, 64, (3, 3), pads=(1,) * 4, pool=POOLED, steps=RESIDUAL),
+]
+
+
+@pytest.mark.parametrize("target", TILES)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("spec", [*FIRST, *BYTES, *MAXIMA])
+def test_first_layers_on_tiles(spec: Conv2d, threads: int, target: str) -> None:
+    """Kernel rows of few channels fill tiles, and maxima of sums need no memory of their own."""
+    spec = made(spec, target)
+    assert tile_choice.pays(spec, catalog.resolve(target))
+    agree(spec, target, batch=2, threads=threads)
+
+
 def test_which_layers_tiles_take() -> None:
     target = catalog.resolve("x86-64-v4-amx")
     wide = Conv2d(1, 4, 4, 64, 64, (1, 1), operands="bfloat16", packed=2, steps=STORE)
     for spec, taken in (
         (wide, True), (replace(wide, width=3), False), (replace(wide, method="filtered"), False),
-        (replace(wide, channels=3), False), (replace(wide, operands="float32", packed=1), False),
+        (replace(wide, channels=1), False), (replace(wide, channels=3, apart=True), False),
+        (replace(FIRST[0], operands="bfloat16", packed=2, apart=True), True),
+        (replace(FIRST[0], operands="bfloat16", packed=2), False),
+        (replace(FIRST[0], operands="bfloat16", packed=2, apart=True, kernel=(11, 11)), False),
+        (replace(wide, pool=RowPool((4, 3))), False),
+        (replace(wide, operands="float32", packed=1), False),
         (Conv2d(16, 1, 1, 9, 9, (1, 1), rank=2, operands="bfloat16", packed=2), True),
         (Conv2d("n", 1, 1, 9, 9, (1, 1), rank=2, operands="bfloat16", packed=2), False),
     ):  # fmt: skip

@@ -6,15 +6,19 @@ import ast
 import importlib
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
 
 from bnncc.schedules.intrin import PAIRS, TENSOR_PAIRS, Intrinsic, lanes, stored
+from bnncc.schedules.intrin_x86 import Interleave
 from bnncc.targets import catalog
 from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary.spec import Conv2d
 from tests.kernel_harness import EMULATED, HERE, IN_NODE, build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,6 +89,35 @@ def test_instructions_compute_what_is_said_of_them(name: str) -> None:
                 library[f"{half}_{i}"](*[tvm.runtime.tensor(x) for x in arrays], result)
                 results.append(result.numpy())
             np.testing.assert_array_equal(*results, err_msg=f"{intrinsic.name} of {arrays}")
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("zeros", [(), (0, 128, 255, 7, 99, 1, 2, 254)])
+def test_channels_of_pixels_are_interleaved(
+    channels: int, layout: str, zeros: tuple[int, ...]
+) -> None:
+    target, rng = catalog.resolve("native"), np.random.default_rng(0)
+    spec = Conv2d(1, 9, 40, channels, 1, (3, 3), data_layout=layout, zero_points=zeros[:channels])
+    pair = Interleave(replace(spec, operands="bfloat16", packed=2))
+    halves = [half for half in HALVES if half == "desc" or pair.feature in target.features]
+    library = build({half: pair.function(half) for half in halves}, target)
+    data, *_, made = pair.tensors
+    for mask in (0xFFFF, 0):
+        if zeros:
+            given = rng.integers(0, 256, data.shape).astype(np.uint8)
+            values = given.astype(np.int64)
+        else:
+            given = (10 * rng.standard_normal(data.shape)).astype(np.float32)
+            values = given
+        pixels = values[:, 0].T if layout == "NCHW" else values
+        wanted = (pixels - np.array(zeros[:channels] or [0])).astype(ml_dtypes.bfloat16)
+        wanted = np.pad(wanted.view(np.uint16), [(0, 0), (0, channels % 2)]) & mask
+        for half in halves:
+            found = tvm.runtime.tensor(np.full(made.shape, 0x5A5A, np.uint16))
+            row = tvm.runtime.tensor(np.array([mask], np.uint16))
+            library[half](tvm.runtime.tensor(given), row, found)
+            np.testing.assert_array_equal(found.numpy(), wanted, err_msg=half)
 
 
 @pytest.mark.parametrize("name", [*dict.fromkeys([*HERE, "native"]), *EMULATED, *IN_NODE])

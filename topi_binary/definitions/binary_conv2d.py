@@ -104,12 +104,12 @@ def _of_products(met: Operands, n: Expr, form: str) -> list[Start]:
     """Write the accumulator as dot products of bytes; return functions that read it."""
     scale, offset = met.spec.dot_from_acc()
 
-    def whole(dot: Callable[..., Expr], at: Place, lane: Expr) -> Expr:
-        rest = offset - dot(at.n, at.h, at.w, at.block, lane)
+    def whole(sums: byte_products.Sums, at: Place, lane: Expr) -> Expr:
+        rest = offset - sums.dot(at.n, at.h, at.w, at.block, lane)
         return T.shift_right(rest, T.int32(1)) if scale == -2 else rest
 
     sums = byte_products.summed(byte_products.of_bits(met), n, form)
-    return [partial(whole, dot) for dot in sums]
+    return [partial(whole, one) for one in sums]
 
 
 def _summed(

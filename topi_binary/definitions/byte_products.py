@@ -11,13 +11,18 @@ so the windows of several rows form one *line*, either without a gap or so that 
 tile. The last windows of each row in a line may have no output, and their sums are not read. If the
 padding at the end of one row can also serve as the padding at the start of the next, rows are
 stored shorter.
+
+If a whole kernel row of bfloat16 pixels fits into a row of a tile (first layers with few channels),
+its columns are multiplied like channels: tile rows then overlap in memory, each a stride of the
+convolution from the one before. Max-pooling is fused by computing the rows of its windows; those
+that two lines need are computed twice.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
 
@@ -36,7 +41,7 @@ from bnncc.topi_binary.definitions.blocks import (
     extent,
     int64,
 )
-from bnncc.topi_binary.definitions.taps import inside, pixel
+from bnncc.topi_binary.definitions.taps import as_number, inside, pixel, within
 from bnncc.topi_binary.definitions.terms import bfloat16, to_bfloat16, weight_of_code
 from bnncc.topi_binary.definitions.weights import packed_vector
 from bnncc.topi_binary.layout import DEPTH, LANES, WORD_BITS
@@ -63,13 +68,47 @@ WORDS = "word", "kept"
 """Blocks of words of data: bits, and which of them are not exact zeros."""
 
 
+def folds(spec: Layer) -> bool:
+    """Return whether the columns of a kernel are multiplied at once, like channels."""
+    if not isinstance(spec, Conv2d) or spec.operands != "bfloat16" or spec.groups > 1:
+        return False
+    words = spec.kernel[1] * quantization.words_of_pixel(spec)
+    return spec.kernel[1] > 1 == spec.dilations[1] and words <= LANES
+
+
+def windows(spec: Layer) -> Layer:
+    """Return the convolution whose sums are computed.
+
+    It is `spec` itself, unless that has a pooling: then it also has the rows that the padding of
+    the pooling adds, and none that no window of the pooling reads. If `spec` folds, its pixels are
+    as many as its columns of outputs, and the columns of its kernel are channels.
+    """
+    if not isinstance(spec, Conv2d):
+        return spec
+    made, pool = spec.unpooled, spec.pool
+    if pool is not None:
+        high = (spec.output_hw[0] - 1) * pool.strides[0] + pool.kernel[0]
+        top, left, _, right = spec.pads
+        top += pool.pads[0] * spec.strides[0]
+        read = (high - 1) * spec.strides[0] + (spec.kernel[0] - 1) * spec.dilations[0] + 1
+        made = replace(made, pads=(top, left, read - spec.height - top, right))
+    if folds(spec):
+        made = replace(
+            made, kernel=(made.kernel[0], 1), strides=(made.strides[0], 1),
+            dilations=(made.dilations[0], 1), pads=(made.pads[0], 0, made.pads[2], 0),
+            width=made.output_hw[1],
+            channels=made.kernel[1] * quantization.words_of_pixel(spec) * 2,
+        )  # fmt: skip
+    return made
+
+
 @dataclass(frozen=True)
 class Lines:
     """Memory layout of the pixels of an image, and the grouping of its rows into lines."""
 
-    spec: Layer
+    layer: Layer
     rows: int
-    """Output rows per line; divides the output height."""
+    """Output rows per line; divides the output height. With a pooling, these are its rows."""
     places: int = 0
     """Windows per line for which sums are computed, at least `needed`."""
     width: int = 0
@@ -80,10 +119,36 @@ class Lines:
         """The form of the definition."""
         return f"{FORM}-{self.rows}-{self.places}-{self.width}"
 
+    @cached_property
+    def spec(self) -> Layer:
+        """The convolution whose sums are computed, see `windows`."""
+        return windows(self.layer)
+
     @property
     def count(self) -> int:
         """Lines per image."""
-        return self.spec.output_hw[0] // self.rows
+        return self.layer.output_hw[0] // self.rows
+
+    @property
+    def _pooled(self) -> tuple[int, int]:
+        """Rows per window of the pooling, and from one to the next."""
+        pool = getattr(self.layer, "pool", None)
+        return (1, 1) if pool is None else (pool.kernel[0], pool.strides[0])
+
+    @property
+    def step(self) -> int:
+        """Rows of sums from the first one of a line to the first one of the next."""
+        return self.rows * self._pooled[1]
+
+    @property
+    def high(self) -> int:
+        """Rows of sums per line."""
+        return self.step - self._pooled[1] + self._pooled[0]
+
+    @property
+    def cells(self) -> int:
+        """Pixels of data from one window to the next: the horizontal stride, if columns fold."""
+        return self.layer.strides[1] if folds(self.layer) else 1
 
     @property
     def apart(self) -> int:
@@ -93,7 +158,7 @@ class Lines:
     @property
     def needed(self) -> int:
         """Windows from the first output of a line to the last one."""
-        return (self.rows - 1) * self.apart + self.spec.output_hw[1]
+        return (self.high - 1) * self.apart + self.spec.output_hw[1]
 
     def first(self, place: Expr) -> Expr:
         """Return the pixel, within a line of a plane, at which a window begins."""
@@ -113,8 +178,10 @@ class Lines:
 
     @cached_property
     def pitch(self) -> int:
-        """Pixels from one row of a plane to the next."""
+        """Windows from one row of a plane to the next, of `cells` pixels each."""
         width = self.spec.output_hw[1]
+        if folds(self.layer):
+            return width + layout.blocks(max(0, self.layer.kernel[1] - self.cells), self.cells)
         least = range(width, width + self._taps(1)[-1][1])
         return next((pitch for pitch in least if self._shares(pitch)), least.stop)
 
@@ -157,9 +224,10 @@ class Lines:
         """Pixels of all planes, plus those that only windows without an output read."""
         taps = product(*map(range, self.spec.kernel))
         last = max(int(self.tap(*tap)) for tap in taps)
-        behind = (self.count - 1) * self.rows * self.pitch + self.first(self.places - 1) + last + 1
+        behind = (self.count - 1) * self.step * self.pitch + self.first(self.places - 1) + last + 1
         planes = self.phases[0] * self.phases[1]
-        return max(planes * self.plane[0] * self.plane[1], behind)
+        read = max(planes * self.plane[0] * self.plane[1], behind) * self.cells
+        return read + max(0, self.layer.kernel[1] - self.cells) * folds(self.layer)
 
 
 @dataclass(frozen=True)
@@ -175,13 +243,18 @@ class Operands:
     """Data elements converted at a time."""
     datum: Callable[..., Expr]
     """Takes image, row, column (possibly outside the image), group, block of `lanes` elements, and
-    lane; returns a data element. See also `packed`."""
+    lane; returns a data element. See also `packed`. If columns are `folded`, it takes image, row,
+    column and lane of a pixel inside the image."""
     weight: Callable[..., Expr]
     """Takes vector of output channels, kernel row and column, block of `depth` channels, word in
     the block and element in the word (and, if `places` > 1, the place); returns a weight."""
     packed: tuple[Callable[..., Expr], ...] = ()
     """For data stored as bits: each takes the arguments of `datum`, without the lane, and returns a
     word. `datum` takes these words, and a lane."""
+    words: int = LANES
+    """Words of data per block."""
+    folded: int = 1
+    """Pixels per block, if it holds the pixels of a kernel row."""
     terms: int = 1
     """Number of terms whose sum is a data element, or a weight. Terms of data are stored like
     groups, those of weights consecutively."""
@@ -212,8 +285,13 @@ class Operands:
 
     @property
     def depth(self) -> int:
-        """Channels per block."""
-        return LANES * self.together
+        """Channels per block, of all its pixels."""
+        return self.words * self.together
+
+    @property
+    def stored(self) -> int:
+        """Elements of a pixel in a block."""
+        return self.depth // self.folded
 
     def product(self, one: Expr, other: Expr) -> Expr:
         """Return the product of two elements, in the type of the sum."""
@@ -222,7 +300,43 @@ class Operands:
         return T.Cast("int32", one) * T.Cast("int32", other)
 
 
-def summed(met: Operands, n: Expr, form: str) -> list[Callable[..., Expr]]:
+@dataclass(frozen=True)
+class Sums:
+    """Dot products for vectors of output channels."""
+
+    lines: Lines
+    stored: Buffer
+    first: int
+    """Index of the first vector."""
+
+    def dot(self, n: Expr, h: Expr, w: Expr, o: Expr, lane: Expr) -> Expr:
+        """Return the sum of an output: row, column, vector of channels, and lane."""
+        return self._at(n, h // self.lines.rows, h % self.lines.rows, w, o, lane)
+
+    def largest(
+        self, of: Callable[[Expr], Expr], n: Expr, h: Expr, w: Expr, o: Expr, lane: Expr
+    ) -> Expr:
+        """Return the maximum of a function of the sums in a window of the pooling.
+
+        Of sums outside the image, those at its nearest edge are read, which belong to the window.
+        """
+        layer, lines = self.lines.layer, self.lines
+        assert isinstance(layer, Conv2d)
+        assert layer.pool is not None
+        pool, (height, width), line = layer.pool, layer.window_hw, h // lines.rows
+        found: Expr = None
+        for kh, kw in product(*map(range, pool.kernel)):
+            row = within(h * pool.strides[0] + (kh - pool.pads[0]), height) + pool.pads[0]
+            column = within(w * pool.strides[1] + (kw - pool.pads[1]), width)
+            value = of(self._at(n, line, row - line * lines.step, column, o, lane))
+            found = value if found is None else T.max(found, value)
+        return found
+
+    def _at(self, n: Expr, line: Expr, row: Expr, w: Expr, o: Expr, lane: Expr) -> Expr:
+        return self.stored[n, line, o - self.first, row * self.lines.apart + w, lane]
+
+
+def summed(met: Operands, n: Expr, form: str) -> list[Sums]:
     """Write the dot products in the form `form`.
 
     Last channels that do not fill a vector get blocks and tensors of their own, because a tile is
@@ -230,15 +344,31 @@ def summed(met: Operands, n: Expr, form: str) -> list[Callable[..., Expr]]:
 
     Returns
     -------
-    list of callable
-        Each takes a pixel, a vector of channels and a lane, and reads a sum. A second one, if any,
-        is for the last channels.
+    list of Sums
+        A second one, if any, is for the last channels.
     """
-    spec, numbers = met.spec, map(int, form.split("-")[1:])
-    lines, (full, rest) = Lines(spec, *numbers), divmod(spec.out_channels, LANES)
+    lines = Lines(met.spec, *map(int, form.split("-")[1:]))
+    spec, (full, rest) = lines.spec, divmod(met.spec.out_channels, LANES)
     held = met.parts * met.steps
-    data = buffer("bytes", (n, held, lines.pixels, met.depth), met.types[0])
-    parts = met.depth // met.lanes
+    data = buffer("bytes", (n, held, lines.pixels, met.stored), met.types[0])
+    (_expand if met.folded == 1 else _collect)(met, n, lines, data)
+    blocks = spec.groups * met.products * met.steps
+    taps = [*map(extent, (n, lines.count, *spec.kernel, blocks, lines.places, met.depth))]
+
+    def read(n: Expr, line: Expr, kh: Expr, kw: Expr, c: Expr, place: Expr, k: Expr) -> Expr:
+        begin = line * (lines.step * lines.pitch) + lines.first(place) + lines.tap(kh, kw)
+        if met.folded == 1:
+            return data[n, met.block(0, c), begin, k]
+        return data[n, c, begin * lines.cells + k // met.stored, k % met.stored]
+
+    window = compute("window", buffer("window", taps, met.types[0]), taps, read)
+    ends = [("", 0, full)] * (full > 0) + [("_last", full, 1)] * (rest > 0)
+    return [_sums(met, n, lines, window, *end) for end in ends]
+
+
+def _expand(met: Operands, n: Expr, lines: Lines, data: Buffer) -> None:
+    """Write the data, padded by zeros."""
+    spec, parts = lines.spec, met.depth // met.lanes
 
     def under(value: Callable[..., Expr], n: Expr, *i: Expr) -> Expr:
         high, wide, row, column, *channel = i
@@ -262,28 +392,67 @@ def summed(met: Operands, n: Expr, form: str) -> list[Callable[..., Expr]]:
     for name, words, value in zip(WORDS, words_of, met.packed, strict=False):
         compute(name, words, extents, partial(under, value))
     compute("data", data, (*extents, met.lanes), datum, where)
-    blocks = spec.groups * met.products * met.steps
-    taps = [*map(extent, (n, lines.count, *spec.kernel, blocks, lines.places, met.depth))]
-    window = compute(
-        "window", buffer("window", taps, met.types[0]), taps,
-        lambda n, line, kh, kw, c, place, k: data[
-            n, met.block(0, c),
-            line * (lines.rows * lines.pitch) + lines.first(place) + lines.tap(kh, kw), k,
-        ],
-    )  # fmt: skip
-    ends = [("", 0, full)] * (full > 0) + [("_last", full, 1)] * (rest > 0)
-    return [_sums(met, n, lines, window, *end) for end in ends]
+
+
+def _collect(met: Operands, n: Expr, lines: Lines, data: Buffer) -> None:
+    """Write the data of folded columns, `LANES` pixels at a time, and the padding beside them.
+
+    The last pixels of a row may be written twice. Rows outside the image are zero.
+    """
+    layer, spec = met.spec, lines.spec
+    run = min(LANES, layer.width)
+    (phases, _), (rows, pitch) = lines.phases, lines.plane
+
+    def row_of(high: Expr, row: Expr) -> Expr:
+        return row * spec.strides[0] + high - spec.pads[0]
+
+    def inside_rows(high: Expr, row: Expr) -> Expr:
+        y = row_of(high, row)
+        every = T.uint16(2**16 - 1)
+        return T.Select(T.And(y >= 0, y < layer.height), every, T.uint16(0))
+
+    existing = buffer("inside", (phases, rows), "uint16")
+    compute("inside", existing, (phases, rows), inside_rows)
+
+    def column(turn: Expr, x: Expr) -> Expr:
+        first = turn * run
+        return (T.min(first, int64(layer.width - run)) if layer.width % run else first) + x
+
+    def at(n: Expr, high: Expr, row: Expr, x: Expr, lane: Expr) -> list[Expr]:
+        return [n, 0, lines.place((high, int64(0)), row, int64(0)) * lines.cells + x, lane]
+
+    def value(*i: Expr) -> Expr:
+        n, high, _, row, turn, _, x, lane = i
+        y = within(row_of(high, row), layer.height)
+        return T.bitwise_and(met.datum(n, y, column(turn, x), lane), existing[high, row])
+
+    def where(*i: Expr) -> list[Expr]:
+        n, high, _, row, turn, _, x, lane = i
+        return at(n, high, row, column(turn, x) + layer.pads[1], lane)
+
+    outer = (n, phases, 1, rows)
+    extents = (*outer, layout.blocks(layer.width, run), 1, run, met.stored)
+    compute("data", data, extents, value, where)
+    beside = pitch * lines.cells - layer.width
+
+    def margin(*i: Expr) -> list[Expr]:
+        n, high, _, row, x, lane = i
+        return at(n, high, row, T.Select(x < layer.pads[1], x, x + layer.width), lane)
+
+    none = T.uint16(0)
+    compute("margin", data, (*outer, beside, met.stored), lambda *_: none, margin)
 
 
 def _sums(
     met: Operands, n: Expr, lines: Lines, window: Buffer, end: str, first: int, count: int
-) -> Callable[..., Expr]:
+) -> Sums:
     """Write the weights as bytes and the dot products for `count` channel vectors from `first`."""
-    spec, steps = met.spec, met.steps
+    spec, steps = lines.spec, met.steps
     outer, every = (count, *spec.kernel, met.products * steps), met.together
-    shape = [*map(extent, (*outer, LANES, met.depth))]
+    row = LANES * every
+    shape = [*map(extent, (*outer, met.words, row))]
     panel = buffer(f"panel{end}", shape, met.types[1])
-    grid = map(extent, (*outer, LANES // met.places, met.depth))
+    grid = map(extent, (*outer, met.words // met.places, row))
     with T.grid(*grid) as loops, T.sblock(f"panel{end}"):
         o, kh, kw, c, word, byte = T.axis.remap("SSSSSS", list(loops))
         for place in range(met.places):
@@ -305,10 +474,7 @@ def _sums(
     start, reduced = tirx.const(0, dtype), (*spec.kernel, met.products * steps, met.depth)
     accumulate(f"sum{end}", sums, outputs, reduced, start, term)
 
-    def dot(n: Expr, h: Expr, w: Expr, o: Expr, lane: Expr) -> Expr:
-        return sums[n, h // lines.rows, o - first, h % lines.rows * lines.apart + w, lane]
-
-    return dot
+    return Sums(lines, sums, first)
 
 
 def of_bits(met: binary_operands.Operands) -> Operands:
@@ -392,19 +558,24 @@ def of_levels(spec: FewBitConv2d, data: Buffer, weights: Buffer) -> Operands:
 
 def of_floats(spec: Conv2d, data: Buffer, weights: Buffer) -> Operands:
     """Return the operands of a layer in bfloat16, two elements per word."""
-    words, depth = quantization.words_of_pixel(spec), LANES * 2
+    words, folded = quantization.words_of_pixel(spec), folds(spec)
     terms = quantization.TERMS if spec.operands == "bfloat16x3" else 1
-    steps, together = layout.blocks(words, LANES), math.gcd(spec.channels, depth)
-    count = layout.blocks(spec.out_channels)
-    ragged = [*map(extent, (count, *spec.kernel, words, LANES * 2))]
-    tiled = [*map(extent, (count, *spec.kernel, terms * steps, LANES, depth))]
+    steps, together = layout.blocks(words, LANES), math.gcd(spec.channels, LANES * 2)
+    columns, held = (1, spec.kernel[1] * words) if folded else (spec.kernel[1], LANES)
+    taps = layout.blocks(spec.out_channels), spec.kernel[0], columns
+    ragged = [*map(extent, (*taps, words, LANES * 2))]
+    tiled = [*map(extent, (*taps, terms * steps, held, LANES * 2))]
     stored = aliased(weights, tiled if in_tiles(spec) else ragged, "uint16")
 
     def datum(n: Expr, y: Expr, x: Expr, group: Expr, part: Expr, lane: Expr) -> Expr:
         channel = part * together + lane
         there = T.And(inside(spec, y, x), part * together < spec.channels)
-        half = _term(data[tuple(pixel(spec, n, y, x, channel))], group if terms > 1 else None)
+        number = as_number(spec, data[tuple(pixel(spec, n, y, x, channel))], channel)
+        half = _term(number, group if terms > 1 else None)
         return T.if_then_else(there, T.Cast("uint16", half), T.uint16(0))
+
+    def collected(n: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
+        return half_of_pixel(spec, lambda channel: data[tuple(pixel(spec, n, y, x, channel))], lane)
 
     def weight(o: Expr, kh: Expr, kw: Expr, step: Expr, word: Expr, number: Expr) -> Expr:
         if in_tiles(spec):
@@ -412,7 +583,27 @@ def of_floats(spec: Conv2d, data: Buffer, weights: Buffer) -> Operands:
         word = step * LANES + word
         return T.if_then_else(word < words, stored[o, kh, kw, word, number], T.uint16(0))
 
+    if folded:
+        return Operands(
+            spec, _HALVES, 1, 1, collected, weight, words=held, folded=spec.kernel[1]
+        )  # fmt: skip
     return Operands(spec, _HALVES, steps, together, datum, weight, terms=terms)
+
+
+def half_of_pixel(spec: Conv2d, datum: Callable[[Expr], Expr], lane: Expr) -> Expr:
+    """Return an element of a pixel whose columns fold, as bfloat16; zero beyond the channels.
+
+    `datum` takes a channel that exists.
+    """
+    channel = lane
+    if spec.channels % 2:  # TVM simplifies an index that can only be 0
+        last = int64(spec.channels - 1)
+        channel = T.min(lane, last) if spec.channels > 1 else last
+    number = as_number(spec, datum(channel), channel)
+    half = T.Cast("uint16", to_bfloat16(number, flush=True))
+    if spec.channels % 2 == 0:
+        return half
+    return T.if_then_else(lane < spec.channels, half, T.uint16(0))
 
 
 def _term(datum: Expr, number: Expr | None) -> Expr:
@@ -432,4 +623,5 @@ def in_tiles(spec: Layer) -> bool:
     """Whether weights are stored in the layout of tiles."""
     if not isinstance(spec, Conv2d):
         return False
-    return spec.operands == "bfloat16x3" or quantization.words_of_pixel(spec) % LANES == 0
+    whole = folds(spec) or quantization.words_of_pixel(spec) % LANES == 0
+    return spec.operands == "bfloat16x3" or whole

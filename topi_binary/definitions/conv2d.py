@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from bnncc.topi_binary.definitions.place import Place
 from bnncc.topi_binary.definitions.pooling import write_pool
 from bnncc.topi_binary.definitions.taps import (
     as_float32,
+    as_number,
     clamped,
     flattened,
     inside,
@@ -38,32 +39,31 @@ from bnncc.topi_binary.definitions.weights import lane_major
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Conv2d
-from bnncc.topi_binary.step import step_inputs
+from bnncc.topi_binary.step import Step, step_inputs
 
 
 def conv2d(operator: Operator, spec: Conv2d, form: str = "") -> None:
     """Write the convolution, its pooling if there is one, and the epilogue.
 
     In the form `byte_products.FORM`, sums are matrix products of bfloat16 elements.
-
-    Raises
-    ------
-    ValueError
-        If words of bfloat16 are multiplied and the results pooled: no pass makes such a kernel.
     """
     apart = quantization.apart(spec) and spec.method == "direct"
-    if apart and spec.pool is not None:
-        raise ValueError("no kernel pools the products of words of bfloat16")
     direct = spec.method == "direct" and (spec.operands == "float32" or apart)
     if direct and (flat := flattened(spec)) is not spec:
         operator.reshape(spec := flat)
     data, weight, *params = operator.inputs
     extents = (operator.n, *spec.window_hw, spec.out_channels)
+    before = []
+    for step in spec.pool.before if spec.pool is not None else ():
+        before.append((step, [params.pop(0) for _ in range(step_inputs(step))]))
     if form:
         met = byte_products.of_floats(spec, data, weight)
-        dots = byte_products.summed(met, operator.n, form)
-        starts = [partial(_whole, dot) for dot in dots]
-        epilogue(operator, spec.steps, params, Pixels(extents, spec.rank), starts, padded=True)
+        read: Callable[..., Expr] = _whole
+        if spec.pool is not None:
+            read = partial(_pooled, before)
+        starts = [partial(read, one) for one in byte_products.summed(met, operator.n, form)]
+        pixels = Pixels((operator.n, *spec.output_hw, spec.out_channels), spec.rank)
+        epilogue(operator, spec.steps, params, pixels, starts, padded=True)
         return
     if apart:
         value = _of_words(spec, data, weight, extents)
@@ -81,8 +81,7 @@ def conv2d(operator: Operator, spec: Conv2d, form: str = "") -> None:
             padded=padded,
         )  # fmt: skip
         return
-    for number, step in enumerate(spec.pool.before):
-        taken = [params.pop(0) for _ in range(step_inputs(step))]
+    for number, (step, taken) in enumerate(before):
         source, value = value, buffer(f"before_{number}", extents, "float32")
 
         def after(*i: Expr, step: Any = step, source: Buffer = source, taken: Any = taken) -> Expr:
@@ -132,10 +131,7 @@ def _quantized(
     def rounded(n: Expr, h: Expr, w: Expr, c: Expr) -> Expr:
         datum = data[tuple(pixel(spec, n, h, w, c))]
         if spec.zero_points:
-            zero: Expr = T.int32(spec.zero_points[-1])
-            for number, one in enumerate(spec.zero_points[:-1]):
-                zero = T.if_then_else(c == number, T.int32(one), zero)
-            return T.Cast("float32", T.Cast("int32", datum) - zero)
+            return as_number(spec, datum, c)
         if unit is not None:
             return T.nearbyint(datum * (T.float32(quantization.LEVELS) / unit[n]))
         if spec.operands == "float16":
@@ -163,8 +159,21 @@ def _quantized(
     return compute("scaled", scaled, extents, lambda *i: value[i] * (unit[i[0]] / worth))
 
 
-def _whole(dot: Callable[..., Expr], at: Place, lane: Expr) -> Expr:
-    return dot(at.n, at.h, at.w, at.block, lane)
+def _whole(sums: byte_products.Sums, at: Place, lane: Expr) -> Expr:
+    return sums.dot(at.n, at.h, at.w, at.block, lane)
+
+
+def _pooled(
+    before: Sequence[tuple[Step, Sequence[Buffer]]], sums: byte_products.Sums, at: Place, lane: Expr
+) -> Expr:
+    """Return the maximum of a window, after the steps before the pooling with what they read."""
+
+    def value(total: Expr) -> Expr:
+        for step, taken in before:
+            total = changed(SCALAR, step, total, [param[at.channel(lane)] for param in taken])
+        return total
+
+    return sums.largest(value, at.n, at.h, at.w, at.block, lane)
 
 
 def _of_words(spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]) -> Buffer:
@@ -177,7 +186,8 @@ def _of_words(spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ..
 
     def rounded(n: Expr, y: Expr, x: Expr, c: Expr) -> Expr:
         there = c if depth == spec.channels else T.min(c, int64(spec.channels - 1))
-        half = to_bfloat16(data[tuple(pixel(spec, n, y, x, there))], flush=packed)
+        datum = as_number(spec, data[tuple(pixel(spec, n, y, x, there))], c)
+        half = to_bfloat16(datum, flush=packed)
         if depth > spec.channels:
             half = T.if_then_else(c < spec.channels, half, T.uint32(0))
         return T.Cast("uint16", half) if packed else bfloat16(half)

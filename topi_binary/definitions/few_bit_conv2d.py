@@ -82,13 +82,14 @@ def few_bit_conv2d(operator: Operator, spec: FewBitConv2d, form: str = "") -> No
         begin = start[kind * extents[3] + o]
         return begin - total if spec.method == "xor" else begin + total
 
-    def whole(dot: Callable[..., Expr], at: Place, lane: Expr) -> Expr:
-        return started(dot(at.n, at.h, at.w, at.block, lane), at.h, at.w, at.block * LANES + lane)
+    def whole(sums: byte_products.Sums, at: Place, lane: Expr) -> Expr:
+        total = sums.dot(at.n, at.h, at.w, at.block, lane)
+        return started(total, at.h, at.w, at.block * LANES + lane)
 
     acc: list[Start]
     if form:
-        dots = byte_products.summed(byte_products.of_levels(spec, data[0], weight), tiles[0], form)
-        acc = [partial(whole, dot) for dot in dots]
+        sums = byte_products.summed(byte_products.of_levels(spec, data[0], weight), tiles[0], form)
+        acc = [partial(whole, one) for one in sums]
     else:
         if spec.method == "packed":
             read = _packed(spec, data, weight, tiles)

@@ -99,6 +99,16 @@ def as_float32(spec: Any, datum: Expr) -> Expr:
     return datum if spec.dtype == "float32" else T.Cast("float32", datum)
 
 
+def as_number(spec: Conv2d, datum: Expr, channel: Expr) -> Expr:
+    """Convert an element of the data to the float32 that it stands for: bytes have a zero point."""
+    if not spec.zero_points:
+        return as_float32(spec, datum)
+    zero: Expr = T.int32(spec.zero_points[-1])
+    for number, one in enumerate(spec.zero_points[:-1]):
+        zero = T.if_then_else(channel == number, T.int32(one), zero)
+    return T.Cast("float32", T.Cast("int32", datum) - zero)
+
+
 def border_class(firsts: Sequence[int], position: Expr) -> Expr:
     """Return the border class of a row or column, given the first position of each class."""
     number: Expr = int64(0)
