@@ -108,11 +108,15 @@ def with_packed_operands(spec: Conv2d, target: TargetSpec | None) -> Conv2d:
     Like `with_weight_order`, for convolutions whose operands are not float32.
     """
     from bnncc.schedules import float_layers, tile_choice
+    from bnncc.topi_binary import quantization
 
-    packed = float_layers.packed(spec.operands, target) if target is not None else 1
-    made = replace(spec, packed=packed)
-    tiled = replace(made, apart=True)
-    return tiled if target is not None and tile_choice.pays(tiled, target) else made
+    if target is None:
+        return replace(spec, packed=1)
+    made = replace(spec, packed=float_layers.packed(spec.operands, target))
+    tiled = made if quantization.apart(made) else replace(made, apart=True)
+    if tile_choice.pays(tiled, target):
+        return tiled
+    return replace(made, packed=1) if tile_choice.slow_pairs(made, target) else made
 
 
 def uses_tiles(spec: Conv2d, target: TargetSpec) -> bool:

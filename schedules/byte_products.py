@@ -75,6 +75,9 @@ UNEVEN = 4
 LONG = 0.33
 """Estimated loss when the sums of a line fill the L1 cache; shorter lines lose a part of it."""
 
+MAX_COLUMNS = 128
+"""Pixels above which those of a pointwise layer are more than one line; also the most per row."""
+
 POOLED_SHARE = 0.25
 """Maximum fraction of the L2 cache for two lines of sums with pooling: the longer lines are, the
 fewer rows are computed twice."""
@@ -128,12 +131,22 @@ class Cut:
 
 
 def cut(spec: Layer, target: TargetSpec, tiles: int) -> Cut:
-    """Return the partition with the fewest estimated cycles, for a flattened spec.
+    """Return the partition with the fewest estimated cycles.
 
     `tiles` is the number of tiles per run, at most `intrin_amx.SUMS`, or 0 for any number.
     """
-    lined, rows, count, width = min(_cuts(spec, target, tiles), key=lambda found: found[0])[1]
-    lines = Lines(spec, lined, 0, width)
+    flat = flattened(spec)
+    sizes = [0]
+    if flat is not spec and flat.width > MAX_COLUMNS:
+        sizes += [size for size in range(TILE_ROWS, MAX_COLUMNS + 1) if flat.width % size == 0]
+    found = [
+        (*one, columns)
+        for columns in sizes
+        for one in _cuts(flattened(spec, columns), target, tiles)
+    ]
+    _, (lined, rows, count, width), columns = min(found, key=lambda one: one[0])
+    spec = flattened(spec, columns)
+    lines = Lines(spec, lined, 0, width, columns)
     places = layout.blocks(lines.needed, rows * count) * rows * count
     return Cut(replace(lines, places=places), rows, count, _vectors(spec))
 
@@ -147,7 +160,7 @@ def _vectors(spec: Layer) -> int:
 def _cuts(
     spec: Layer, target: TargetSpec, tiles: int
 ) -> Iterator[tuple[float, tuple[int, int, int, int]]]:
-    """Yield estimated cycles for one step of all runs of an image, by partition.
+    """Yield estimated cycles for one step of all runs of an image, by partition of a flat spec.
 
     Yields
     ------
@@ -161,8 +174,8 @@ def _cuts(
     vectors = _vectors(spec)
     counts = [tiles] if tiles else range(1, SUMS // vectors + 1)
     least = 2  # TVM cannot tensorize a loop of extent 1
-    for lined, rows, count in product(divisors, range(least, TILE_ROWS + 1), counts):
-        high, pitch = Lines(spec, lined).high, Lines(spec, lined).pitch
+    measures = [(lined, Lines(spec, lined).high, Lines(spec, lined).pitch) for lined in divisors]
+    for (lined, high, pitch), rows, count in product(measures, range(least, TILE_ROWS + 1), counts):
         tile, more = (
             TILE_CYCLES + rows * ROW_CYCLES,
             STEP_CYCLES + CROWDED * (count * vectors > FEW),
@@ -188,7 +201,7 @@ def _cuts(
 def space(spec: Layer, target: TargetSpec, threads: int) -> Space:
     """Return the search space of a layer on tiles."""
     divided = multithreading.shared(spec, target, threads)
-    chosen = cut(flattened(spec), target, 0)
+    chosen = cut(spec, target, 0)
     choices: dict[str, Sequence[int]] = {"tiles": range(1, SUMS // chosen.vectors + 1)}
     return with_threads(choices, {"tiles": chosen.tiles}, threads > 1, divided)
 
@@ -234,9 +247,9 @@ def apply(
     Each thread executes the whole pipeline for its share. The first rows of data are expanded
     before, or, for several images or shares of channels, all data.
     """
-    flat = flattened(spec)
-    chosen = cut(flat, target, point["tiles"])
+    chosen = cut(spec, target, point["tiles"])
     lines = chosen.lines
+    flat = lines.layer
     whole = ranges.with_parameters(define(spec, lines.form), func)
     whole = nchw.held(whole, flat, lines.rows)
     share = _share(flat, chosen, threads) if point.get("divide", 0) else None

@@ -171,6 +171,17 @@ def test_first_layers_on_tiles(spec: Conv2d, threads: int, target: str) -> None:
     agree(spec, target, batch=2, threads=threads)
 
 
+def test_pairs_are_multiplied_where_that_is_fast() -> None:
+    few = Conv2d(1, 16, 16, 3, 4, (1, 1), steps=STORE)
+    assert made(few, "x86-64-v4-amx").packed == 1
+    target = catalog.resolve("x86-64-v4-amx")
+    others = replace(target, features=tuple(f for f in target.features if "amx" not in f))
+    rounded = replace(few, operands="bfloat16")
+    assert schedules.with_packed_operands(rounded, others).packed == 2
+    assert made(replace(few, height=1, width=1), "x86-64-v4-amx").packed == 2
+    assert made(FIRST[0], "x86-64-v4-amx").packed == 2
+
+
 def test_which_layers_tiles_take() -> None:
     target = catalog.resolve("x86-64-v4-amx")
     wide = Conv2d(1, 4, 4, 64, 64, (1, 1), operands="bfloat16", packed=2, steps=STORE)

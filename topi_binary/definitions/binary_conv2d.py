@@ -48,7 +48,7 @@ def binary_conv2d(operator: Operator, spec: BinaryConv2d, form: str = "") -> Non
     (`carry_save.FORM`), in vectors of bytes (`byte_sums.FORM`), by table lookup (`nibbles.FORM`) or
     as dot products of bytes (`byte_products.FORM`).
     """
-    if (flat := flattened(spec)) is not spec:
+    if (flat := flattened(spec, byte_products.columns_of(form))) is not spec:
         operator.reshape(spec := flat)
     limited = sliced_data.limited(spec)
     counted = replace(spec, mode="xor", pad_value=spec.pad_value or -1) if limited else spec

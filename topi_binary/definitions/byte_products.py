@@ -113,11 +113,13 @@ class Lines:
     """Windows per line for which sums are computed, at least `needed`."""
     width: int = 0
     """Windows per output row, if each row begins a tile; 0 for all `pitch` pixels of a row."""
+    columns: int = 0
+    """Pixels per row, if the layer has been `flattened` to several rows."""
 
     @property
     def form(self) -> str:
         """The form of the definition."""
-        return f"{FORM}-{self.rows}-{self.places}-{self.width}"
+        return f"{FORM}-{self.rows}-{self.places}-{self.width}-{self.columns}"
 
     @cached_property
     def spec(self) -> Layer:
@@ -228,6 +230,11 @@ class Lines:
         planes = self.phases[0] * self.phases[1]
         read = max(planes * self.plane[0] * self.plane[1], behind) * self.cells
         return read + max(0, self.layer.kernel[1] - self.cells) * folds(self.layer)
+
+
+def columns_of(form: str) -> int:
+    """Return `Lines.columns` of a form; 0 for other forms."""
+    return int(form.split("-")[-1]) if form.startswith(FORM) else 0
 
 
 @dataclass(frozen=True)

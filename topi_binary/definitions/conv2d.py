@@ -49,7 +49,8 @@ def conv2d(operator: Operator, spec: Conv2d, form: str = "") -> None:
     """
     apart = quantization.apart(spec) and spec.method == "direct"
     direct = spec.method == "direct" and (spec.operands == "float32" or apart)
-    if direct and (flat := flattened(spec)) is not spec:
+    columns = byte_products.columns_of(form)
+    if direct and (flat := flattened(spec, columns)) is not spec:
         operator.reshape(spec := flat)
     data, weight, *params = operator.inputs
     extents = (operator.n, *spec.window_hw, spec.out_channels)

@@ -61,7 +61,7 @@ def few_bit_conv2d(operator: Operator, spec: FewBitConv2d, form: str = "") -> No
 
     In the form `byte_products.FORM`, sums are matrix products of bytes.
     """
-    if (flat := flattened(spec)) is not spec:
+    if (flat := flattened(spec, byte_products.columns_of(form))) is not spec:
         operator.reshape(spec := flat)
     count = spec.data_tensors
     data, (weight, *params) = operator.inputs[:count], operator.inputs[count:]

@@ -132,10 +132,11 @@ def _by_class(values: Sequence[int], number: Expr) -> Expr:
     return value
 
 
-def flattened(spec: Flat) -> Flat:
+def flattened(spec: Flat, columns: int = 0) -> Flat:
     """Return `spec` with all pixels in one row if its kernel only reads one pixel per output.
 
-    The images of a dense layer's batch become pixels too, so that several share a load of weights.
+    With `columns`, which must divide the number of pixels, they are in rows of so many. The images
+    of a dense layer's batch become pixels too, so that several share a load of weights.
     Binary convolutions of images, NCHW tensors and fused pooling leave `spec` unchanged.
     """
     if spec.rank == 2:
@@ -144,11 +145,14 @@ def flattened(spec: Flat) -> Flat:
         steps = tuple(replace(step, layout="NHWC") for step in spec.steps)
         own = {field.name for field in fields(spec)} & {"data_layout"}
         layout: dict[str, str] = dict.fromkeys(own, "NHWC")
-        changed: dict[str, Any] = {"n": 1, "width": spec.n, "rank": 4, "steps": steps, **layout}
-        return replace(spec, **changed)
+        wide = columns or spec.n
+        shape: dict[str, Any] = {"n": 1, "height": spec.n // wide, "width": wide, "rank": 4}
+        changed: dict[str, Any] = {"steps": steps, **layout}
+        return replace(spec, **shape, **changed)
     if isinstance(spec, BinaryConv2d):
         return spec
     planar = spec.data_layout == "NCHW" or any(s.layout == "NCHW" for s in spec.steps)
     if not spec.pointwise or planar or getattr(spec, "pool", None) is not None:
         return spec
-    return replace(spec, height=1, width=spec.height * spec.width)
+    wide = columns or spec.height * spec.width
+    return replace(spec, height=spec.height * spec.width // wide, width=wide)
