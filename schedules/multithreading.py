@@ -18,7 +18,7 @@ from tvm import s_tir, tirx
 from bnncc.schedules import code_instructions, float_functions, ranges, tile_choice
 from bnncc.schedules.registry import function, row
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import few_bit_data, layout
+from bnncc.topi_binary import few_bit_data, layout, quantization
 from bnncc.topi_binary.build import input_types, output_types
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d, Spec
 
@@ -171,6 +171,10 @@ def levels(spec: FewBitConv2d, target: TargetSpec) -> float:
 
 def floats(spec: Conv2d, target: TargetSpec) -> float:
     """Return the float products per microsecond with 512-bit vectors."""
+    if tile_choice.pays(spec, target):
+        terms = len(quantization.PRODUCTS) if spec.operands == "bfloat16x3" else 1
+        taken = terms * 2 * tile_choice.float_words(spec)
+        return _BITS["tiles"] / 2 * spec.window_size * spec.channels_per_group / taken
     return _FLOATS * (spec.packed if spec.method == "direct" else 1 / _FILTERED)
 
 

@@ -109,10 +109,16 @@ def _levels_fill(spec: FewBitConv2d) -> bool:
 
 
 def _floats_fill(spec: Conv2d) -> bool:
-    room = spec.kernel[0] * LANES
-    if not folds(spec):
-        room *= spec.kernel[1] * layout.blocks(quantization.words_of_pixel(spec))
-    return room <= FLOAT_GAIN * quantization.words(replace(spec, apart=False))
+    words = quantization.words(replace(spec, apart=False))
+    return float_words(spec) <= FLOAT_GAIN * words
+
+
+def float_words(spec: Conv2d) -> int:
+    """Return the words of data per output that tiles multiply, with those that are only filled."""
+    words = spec.kernel[0] * LANES
+    if folds(spec):
+        return words
+    return words * spec.kernel[1] * layout.blocks(quantization.words_of_pixel(spec))
 
 
 def slow_pairs(spec: Conv2d, target: TargetSpec) -> bool:

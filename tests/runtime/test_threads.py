@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import bnncc
+from bnncc import schedules
 from bnncc.errors import UsageError
 from bnncc.options import CompileOptions
 from bnncc.runtime.threads import usable_cpus
@@ -177,6 +179,18 @@ def test_grain() -> None:
     # moves 100 * 100 * 64 * (4 + 1/8) bytes at 1e4 a microsecond
     pack = Elementwise(1, 100, 100, 64, steps=(Step("bits"),))
     assert multithreading.microseconds(pack, target) == pytest.approx(100 * 100 * (256 + 8) / 1e4)
+
+
+def test_floats_on_tiles_are_estimated_by_what_tiles_multiply() -> None:
+    target = catalog.resolve("x86-64-v4-amx")
+    spec = Conv2d(1, 224, 224, 3, 64, (7, 7), (2, 2), pads=(3, 3, 3, 3), operands="bfloat16")
+    first = schedules.with_packed_operands(spec, target)
+    # 7 rows of 32 elements, of which 21 count, at half the rate of bytes
+    assert multithreading.floats(first, target) == pytest.approx(0.9e6 * 7 * 21 / (7 * 32))
+    wide = replace(first, channels=64, kernel=(1, 1), pads=(0,) * 4, strides=(1, 1))
+    assert multithreading.floats(wide, target) == 0.9e6
+    plain = replace(first, operands="float32", packed=1, apart=False)
+    assert multithreading.floats(plain, target) < multithreading.floats(first, target) / 8
 
 
 @pytest.mark.parametrize(
