@@ -72,7 +72,7 @@ lint: $(VENV)/.installed-lint ## check style, imports and docstrings
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check --preview --select DOC --ignore DOC201,DOC502 $(SOURCES)
-	find $(SOURCES) -name '*.py' | xargs $(VENV)/bin/numpydoc lint
+	find $(SOURCES) -name '*.py' | xargs -n 60 -P 2 $(VENV)/bin/numpydoc lint
 
 format: $(VENV)/.installed-lint ## format the sources
 	$(PY) -m ruff check --fix .
@@ -80,9 +80,8 @@ format: $(VENV)/.installed-lint ## format the sources
 
 # For the others too: mypy knows which functions of Python's library they lack.
 typecheck: $(VENV)/.installed-lint ## check types with mypy, for Linux, macOS and Windows
-	$(PY) -m mypy
-	$(PY) -m mypy --platform darwin --cache-dir .mypy_cache/darwin
-	$(PY) -m mypy --platform win32 --cache-dir .mypy_cache/win32
+	printf '%s\n' linux darwin win32 \
+	  | xargs -P 2 -I SYSTEM $(PY) -m mypy --platform SYSTEM --cache-dir .mypy_cache/SYSTEM
 
 check: lint typecheck test ## lint, types and tests: what continuous integration runs
 

@@ -40,8 +40,13 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("tiles", [1, 2, 4, 5])
+@pytest.mark.parametrize(
+    ("tiles", "threads"),
+    [
+        *((1, 1), (2, 2), (4, 1), (5, 2)),
+        *(pytest.param(*way, marks=pytest.mark.slow) for way in ((1, 2), (2, 1), (4, 2), (5, 1))),
+    ],
+)
 @pytest.mark.parametrize("target", TILES)
 def test_all_ways_equal_the_oracle(tiles: int, threads: int, target: str) -> None:
     machine, functions = catalog.resolve(target), {}
