@@ -124,6 +124,8 @@ TILED = [
     Conv2d(2, 8, 9, 33, 20, (3, 3), (2, 2), pads=(1, 0, 2, 1), steps=STORE),
     Conv2d("n", 5, 6, 17, 90, (1, 1), steps=RESIDUAL),
     Conv2d(50, 1, 1, 100, 33, (1, 1), rank=2, steps=STORE),
+    Conv2d(2, 13, 14, 64, 40, (1, 1), steps=RESIDUAL),  # rows of 91 or fewer pixels
+    Conv2d(1, 10, 20, 64, 32, (1, 1), steps=(Step("affine"), Step("gate"), *STORE)),
     Conv2d(1, 9, 9, 18, 16, (3, 2), (1, 2), (2, 1), (2, 1, 0, 2), data_layout="NCHW", steps=STORE),
 ]  # fmt: skip
 

@@ -34,9 +34,12 @@ LAYERS = {
     "groups of three vectors": replace(LAYER, groups=2, channels=256, out_channels=96),
     "few steps": replace(LAYER, kernel=(1, 1), pads=(0, 0, 0, 0), channels=64),
     "rows of two tiles": replace(LAYER, height=8, width=26, channels=64, out_channels=40),
-    "rows": BinaryConv2d(
-        33, 1, 1, 320, 96, (1, 1), rank=2, weight_order=tile_choice.ORDER, steps=THRESHOLD
-    ),
+    **{
+        f"{n} rows": BinaryConv2d(
+            n, 1, 1, 320, 96, (1, 1), rank=2, weight_order=tile_choice.ORDER, steps=THRESHOLD
+        )
+        for n in (33, 132)
+    },
 }
 
 

@@ -118,6 +118,7 @@ def test_bytes_of_packed_weights() -> None:
         {"dilations": (2, 1), "pads": (2, 1, 0, 3), "height": 8, "width": 8},
         {"channels": 80, "out_channels": 64, "groups": 2},
         {"kernel": (1, 1), "pads": (0, 0, 0, 0), "starts": False},
+        {"kernel": (1, 1), "pads": (0, 0, 0, 0), "height": 12, "width": 15},
         {"n": "n", "channels": 256, "height": 20, "width": 20, "steps": (LEVELS, FLIPPED)},
         *(
             {
@@ -133,7 +134,11 @@ def test_bytes_of_packed_weights() -> None:
                 "starts": False,
                 **change,
             }
-            for bits, change in ((1, {"channels": 192, "out_channels": 100}), (2, {"channels": 64}))
+            for bits, change in (
+                (1, {"channels": 192, "out_channels": 100}),
+                (2, {"channels": 64}),
+                (2, {"channels": 64, "n": 160}),
+            )
         ),
     ],
 )
