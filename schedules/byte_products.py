@@ -176,10 +176,8 @@ def _cuts(
     least = 2  # TVM cannot tensorize a loop of extent 1
     measures = [(lined, Lines(spec, lined).high, Lines(spec, lined).pitch) for lined in divisors]
     for (lined, high, pitch), rows, count in product(measures, range(least, TILE_ROWS + 1), counts):
-        tile, more = (
-            TILE_CYCLES + rows * ROW_CYCLES,
-            STEP_CYCLES + CROWDED * (count * vectors > FEW),
-        )
+        tile = TILE_CYCLES + rows * ROW_CYCLES
+        more = STEP_CYCLES + CROWDED * (count * vectors > FEW)
         for width in (0, layout.blocks(wide, rows) * rows):
             needed = (high - 1) * (width or pitch) + wide
             size = needed * vectors * LANES * 4

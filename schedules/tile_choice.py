@@ -3,9 +3,8 @@
 Only Intel's server processors since Sapphire Rapids have AMX. Binary layers were timed on one of
 them, both on tiles and with VPOPCNTDQ (``benchmarks/tile_layers.py``): a step on tiles takes as
 long for one pixel as for thirty, and results in float32 take time that tiles cannot shorten.
-For levels and bfloat16, only peak rates are known: tiles multiply seven times as many bytes as
-vectors do, and 0.97 products of bfloat16 per picosecond, compared with about 0.15 for `vdpbf16ps`
-and 0.08 in float32.
+Layers in bfloat16 were timed in float32, too (``benchmarks/bfloat16_layers.py``). For levels, only
+peak rates are known: tiles multiply seven times as many bytes as vectors do.
 """
 
 from __future__ import annotations
