@@ -96,8 +96,17 @@ class Server:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def settled(self) -> None:
-        """Wait until no client is served."""
-        until(lambda: not self.sessions(), "the session to end")
+        """Wait until no client is served, and the log says how each session ended.
+
+        A session's process is gone a moment before the server writes its line, which takes
+        long enough to be seen where the server is emulated.
+        """
+
+        def done() -> bool:
+            lines = re.findall(r": session (\w+)", self.said())
+            return not self.sessions() and len(lines) == 2 * lines.count("begins")
+
+        until(done, "the session to end")
 
 
 def children(pid: int) -> list[int]:
