@@ -47,8 +47,10 @@ from bnncc.topi_binary.definitions.byte_products import (
     WORDS,
     Layer,
     Lines,
+    blocks_per_group,
     folds,
     in_tiles,
+    products_of,
     windows,
 )
 from bnncc.topi_binary.definitions.taps import flattened
@@ -71,6 +73,21 @@ TAPS = 9
 
 UNEVEN = 4
 """Runs per line up to which each has code of its own, so that the last one may have fewer tiles."""
+
+BLOCKED, BLOCKED_STEPS = 64, 4
+"""Windows and steps from which two vectors of channels share each tile of data of a pointwise
+layer."""
+
+CHUNK, DEEP = 16, 8
+"""Maximum number of steps whose weights stay in the L1 cache, for two vectors; steps from which the
+expansion of weights takes longer than sums from the L2 cache."""
+
+EXPANDED = 40.0
+"""Measured cycles: more per line, for each vector beyond the first, if weights are expanded in the
+first run of a line and kept for the others."""
+
+MAX_WINDOWS = 1024
+"""Maximum windows per line of such a layer."""
 
 LONG = 0.33
 """Estimated loss when the sums of a line fill the L1 cache; shorter lines lose a part of it."""
@@ -130,35 +147,67 @@ class Cut:
         return layout.blocks(self.lines.needed, self.rows)
 
 
-def cut(spec: Layer, target: TargetSpec, tiles: int) -> Cut:
+def cut(spec: Layer, target: TargetSpec, tiles: int = 0, vectors: int = 0) -> Cut:
     """Return the partition with the fewest estimated cycles.
 
-    `tiles` is the number of tiles per run, at most `intrin_amx.SUMS`, or 0 for any number.
+    `tiles` is the number of tiles per run, or 0 for any number, and `vectors` that of vectors of
+    channels that share a tile of data, or 0 for that of the rule. Their product is at most
+    `intrin_amx.SUMS`.
     """
     flat = flattened(spec)
+    vectors = vectors or _vectors(spec)
+    chunks = _steps(flat) // _chunk(flat) if vectors > 1 and not folds(spec) else 1
     sizes = [0]
     if flat is not spec and flat.width > MAX_COLUMNS:
         sizes += [size for size in range(TILE_ROWS, MAX_COLUMNS + 1) if flat.width % size == 0]
     found = [
         (*one, columns)
         for columns in sizes
-        for one in _cuts(flattened(spec, columns), target, tiles)
+        for one in _cuts(flattened(spec, columns), target, tiles, vectors)
     ]
     _, (lined, rows, count, width), columns = min(found, key=lambda one: one[0])
-    spec = flattened(spec, columns)
-    lines = Lines(spec, lined, 0, width, columns)
+    lines = Lines(flattened(spec, columns), lined, 0, width, columns, chunks)
     places = layout.blocks(lines.needed, rows * count) * rows * count
-    return Cut(replace(lines, places=places), rows, count, _vectors(spec))
+    return Cut(replace(lines, places=places), rows, count, vectors)
+
+
+def _shares(spec: Layer) -> bool:
+    """Return whether vectors of channels may share tiles of data."""
+    full = spec.out_channels // LANES
+    pointwise = flattened(spec) is not spec and _chunk(spec) > 1
+    return full > 0 == full % 2 and (folds(spec) or pointwise)
 
 
 def _vectors(spec: Layer) -> int:
-    """Return how many vectors of channels share a tile of data."""
-    full = spec.out_channels // LANES
-    return 2 if folds(spec) and full > 0 == full % 2 else 1
+    """Return how many vectors of channels share a tile of data by default.
+
+    In pointwise layers they do so because data comes from the L2 cache; the weights of a chunk then
+    stay in the L1 cache for all windows of a line.
+    """
+    if not _shares(spec) or folds(spec):
+        return 1 + _shares(spec)
+    steps, chunk = _steps(spec), _chunk(spec)
+    whole = chunk == steps >= BLOCKED_STEPS or chunk >= DEEP
+    return 1 + (whole and _pixels(flattened(spec)) >= BLOCKED)
+
+
+def _chunk(spec: Layer) -> int:
+    """Return the steps per chunk of a pointwise layer whose vectors share data."""
+    steps = _steps(spec)
+    return next(size for size in range(min(CHUNK, steps), 0, -1) if steps % size == 0)
+
+
+def _pixels(spec: Layer) -> int:
+    return math.prod(spec.output_hw)
+
+
+def _steps(spec: Layer) -> int:
+    """Return the number of steps per tap."""
+    return products_of(spec) * blocks_per_group(spec)
 
 
 def _cuts(
-    spec: Layer, target: TargetSpec, tiles: int
+    spec: Layer, target: TargetSpec, tiles: int, vectors: int
 ) -> Iterator[tuple[float, tuple[int, int, int, int]]]:
     """Yield estimated cycles for one step of all runs of an image, by partition of a flat spec.
 
@@ -171,8 +220,9 @@ def _cuts(
     """
     height, wide = spec.output_hw[0], windows(spec).output_hw[1]
     divisors = [rows for rows in range(1, height + 1) if height % rows == 0]
-    vectors = _vectors(spec)
     counts = [tiles] if tiles else range(1, SUMS // vectors + 1)
+    blocked = vectors > 1 and not folds(spec)
+    deep = blocked and _steps(spec) >= DEEP and _pixels(spec) <= MAX_WINDOWS
     least = 2  # TVM cannot tensorize a loop of extent 1
     measures = [(lined, Lines(spec, lined).high, Lines(spec, lined).pitch) for lined in divisors]
     for (lined, high, pitch), rows, count in product(measures, range(least, TILE_ROWS + 1), counts):
@@ -181,7 +231,7 @@ def _cuts(
         for width in (0, layout.blocks(wide, rows) * rows):
             needed = (high - 1) * (width or pitch) + wide
             size = needed * vectors * LANES * 4
-            share = size / target.l1_bytes
+            share = 0 if deep else size / target.l1_bytes
             pooled = high > lined and 2 * size <= POOLED_SHARE * target.l2_bytes
             if lined > 1 and share > 1 and not pooled:
                 continue
@@ -190,6 +240,7 @@ def _cuts(
                 runs, last = runs + 1, 0
             cycles = runs * max(count * vectors * tile + more, LEAST_CYCLES)
             cycles += max(last * vectors * tile + more, LEAST_CYCLES) * (last > 0)
+            cycles += blocked * EXPANDED * (vectors - 1)
             yield (
                 cycles * (height // lined) * (1 + LONG * min(share, 1)),
                 (lined, rows, count, width),
@@ -199,9 +250,16 @@ def _cuts(
 def space(spec: Layer, target: TargetSpec, threads: int) -> Space:
     """Return the search space of a layer on tiles."""
     divided = multithreading.shared(spec, target, threads)
-    chosen = cut(spec, target, 0)
-    choices: dict[str, Sequence[int]] = {"tiles": range(1, SUMS // chosen.vectors + 1)}
-    return with_threads(choices, {"tiles": chosen.tiles}, threads > 1, divided)
+    chosen = cut(spec, target)
+    choices: dict[str, Sequence[int]] = {"tiles": range(1, SUMS + 1)}
+    default = {"tiles": chosen.tiles}
+    if _shares(spec):
+        choices["vectors"], default["vectors"] = (1, 2), chosen.vectors
+
+    def fits(point: Point) -> bool:
+        return point["tiles"] * point.get("vectors", 1) <= SUMS
+
+    return with_threads(choices, default, threads > 1, divided, fits)
 
 
 @dataclass(frozen=True)
@@ -245,7 +303,7 @@ def apply(
     Each thread executes the whole pipeline for its share. The first rows of data are expanded
     before, or, for several images or shares of channels, all data.
     """
-    chosen = cut(spec, target, point["tiles"])
+    chosen = cut(spec, target, point["tiles"], point.get("vectors", 1))
     lines = chosen.lines
     flat = lines.layer
     whole = ranges.with_parameters(define(spec, lines.form), func)
@@ -372,7 +430,7 @@ def _channels(
     each = math.prod(elements)
     count //= share.count if share is not None and share.axis == "o" else 1
     early = not in_tiles(spec) and count * each > AHEAD
-    sums = _sums(own, spec, chosen, end, early)
+    sums = _sums(own, spec, target, chosen, end, early)
     expanded = [] if early or in_tiles(spec) else [_panel(own, spec, end)]
     full, rest = divmod(spec.out_channels, LANES)
     vectors = chosen.vectors
@@ -383,8 +441,12 @@ def _channels(
         number, var = ORDER.index(share.axis), share.var
         parts = [_moved(part, number, share.count, lambda extent: var * extent) for part in parts]
     if early:
-        number = ORDER.index("o")
-        first, parts[0] = software_pipeline.ahead(parts[0], number, AHEAD, each <= AHEAD)
+        number, own = ORDER.index("o"), each // chosen.lines.chunks
+        some: software_pipeline.Kept = "group" if vectors > 1 else "none"
+        kept: software_pipeline.Kept = "all" if each <= AHEAD and vectors == 1 else some
+        distance = AHEAD if kept == "all" else min(AHEAD, own - 1)
+        numbers = range(number, number + 2)
+        first, parts[0] = software_pipeline.ahead(parts[0], numbers, distance, kept, vectors)
         expanded = [first]
     if data is not None:
         later, start = data
@@ -412,8 +474,8 @@ def _expand(sch: s_tir.Schedule, spec: Layer, panel: str) -> None:
 
 
 def _sums(
-    func: tirx.PrimFunc, spec: Layer, chosen: Cut, end: str, early: bool,
-) -> tirx.PrimFunc:  # fmt: skip
+    func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut, end: str, early: bool
+) -> tirx.PrimFunc:
     """Schedule the tile products; `early`: each step also expands weights, for a later one."""
     name, panel, stored = f"sum{end}", f"panel{end}", in_tiles(spec)
     whole = ("window", name, *[panel] * (stored or early))
@@ -421,13 +483,16 @@ def _sums(
     shared = [block for block in SHARED if block != panel or not early]
     sch = s_tir.Schedule(ranges.part(func, kept, shared))
     # 2 tile
-    n, line, o, place, lane, kh, kw, c, k = sch.get_loops(name)
+    n, line, o, chunk, place, lane, kh, kw, c, k = sch.get_loops(name)
     run, tile, row = sch.split(place, [None, chosen.tiles, chosen.rows])
     o, vector = sch.split(o, [None, chosen.vectors])
-    sch.reorder(n, line, o, run, kh, kw, c, tile, vector, row, lane, k)
-    tap = sch.fuse(kh, kw)
-    if int(sch.get(tap).extent) <= TAPS:
-        sch.unroll(tap)
+    sch.reorder(n, line, o, chunk, run, kh, kw, c, tile, vector, row, lane, k)
+    step, inner = sch.fuse(kh, kw), c
+    if int(sch.get(step).extent) == 1:
+        sch.reorder(c, step)
+        step, inner = c, step
+    elif int(sch.get(step).extent) <= TAPS:
+        sch.unroll(step)
     # 3 stage: contents of the tiles
     data = sch.get_sblock("window")
     sch.set_scope(data, 0, LOCAL)
@@ -438,15 +503,16 @@ def _sums(
         weight = sch.cache_read(name, 1, LOCAL)
     total = sch.cache_write(name, 0, LOCAL)
     sch.compute_at(data, tile)
-    sch.compute_at(weight, c if chosen.vectors == 1 else vector)
-    sch.annotate(tap, software_pipeline.STEP, 1)
+    sch.compute_at(weight, inner)
+    sch.annotate(step, software_pipeline.STEP, 1)
     if early:
-        sch.compute_at(panel, c)
+        sch.compute_at(panel, inner)
         _expand(sch, spec, panel)
     sch.reverse_compute_at(total, run)
     *_, other, places, _ = sch.get_loops(total)
     again, stored = sch.split(places, [chosen.tiles, chosen.rows])
-    *_, first, each, cleared, _ = sch.get_loops(sch.decompose_reduction(name, tap))
+    *_, first, each, cleared, _ = sch.get_loops(sch.decompose_reduction(name, step))
+    vectors = [sch.get_loops(weight)[-3]] * (chosen.vectors > 1)
     # 4 tensorize
     loops = {
         "zero": cleared, "load": sch.get_loops(data)[-2],
@@ -454,18 +520,26 @@ def _sums(
     }  # fmt: skip
     kinds = tuple(str(sch.get(block).writes[0].source.dtype) for block in (data, weight))
     for operation, loop in loops.items():
-        pair = Tile(operation, chosen.rows, (kinds[0], kinds[1]), *_shape(spec))
+        streamed = operation == "load" and _streams(chosen, target)
+        pair = Tile(operation, chosen.rows, (kinds[0], kinds[1]), *_shape(spec), streamed)
         sch.tensorize(loop, pair.register())
     # 5 unroll: instructions take tile numbers as immediates
     channel_tiles.unrolled(sch, (first, tile, again))
     if chosen.vectors > 1:
-        channel_tiles.unrolled(sch, (each, vector, other))
+        channel_tiles.unrolled(sch, (each, vector, other, *vectors))
     if chosen.filled == chosen.runs * chosen.tiles or chosen.runs > UNEVEN:
         return sch.mod["main"]
     sch.unroll(run)
     for loop in (first, tile, again):
         sch.annotate(loop, OF_TILES, 1)
     return _without_empty(sch.mod["main"], chosen)
+
+
+def _streams(chosen: Cut, target: TargetSpec) -> bool:
+    """Return whether the data of a line comes from the L2 cache, and is not read for other taps."""
+    lines = chosen.lines
+    size = lines.needed * _steps(lines.spec) * TILE_BYTES
+    return math.prod(lines.spec.kernel) == 1 and size > target.l1_bytes
 
 
 def _shape(spec: Layer) -> tuple[int, tuple[int, int]]:
@@ -502,8 +576,11 @@ def _results(
     n, h, w, o = sch.get_loops(out)
     line, row = sch.split(h, [lines.count, lines.rows])
     o, vector = sch.split(o, [None, chosen.vectors])
-    sch.reorder(n, line, o, vector, row, w)
-    sch.fuse(vector, row)
+    if folds(spec):
+        sch.reorder(n, line, o, vector, row, w)
+        sch.fuse(vector, row)
+    else:  # a row of results is written at once
+        sch.reorder(n, line, o, row, w, vector)
     epilogue.vectorize(sch, sch.get_sblock(out), spec.out_channels, target)
     return sch.mod["main"]
 
@@ -529,7 +606,7 @@ def _uses_tiles(stmt: tirx.Stmt) -> bool:
 def _with_tiles(loop: tirx.For, chosen: Cut) -> list[tirx.Stmt]:
     words, _ = _shape(chosen.lines.layer)
     shapes = [(chosen.rows, TILE_BYTES)] * SUMS
-    shapes += [(chosen.rows, words * 4), (words, TILE_BYTES), (0, 0)]
+    shapes += [(chosen.rows, words * 4), *[(words, TILE_BYTES)] * 2]
     with IRBuilder() as builder, T.sblock("configured"):
         T.reads()
         T.writes()

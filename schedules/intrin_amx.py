@@ -41,7 +41,8 @@ BFLOAT16 = "uint16"
 
 
 SUMS, DATA, WEIGHT = 5, 5, 6
-"""Number of tiles for sums, which are the first ones; the tile of data, and that of weights."""
+"""Number of tiles for sums, which are the first ones; the tile of data, and the first of two of
+weights."""
 
 LOCAL = "local"
 """Storage scope of tensors that are tiles."""
@@ -71,10 +72,10 @@ def release() -> None:
 
 def zero(tile: Expr) -> None:
     """Set a tile to zero."""
-    _call("tilezero", T.uint8(tile))
+    _call("tilezero", T.Cast("uint8", tile))
 
 
-def load(tile: Expr, first: Expr, stride: Expr) -> None:
+def load(tile: Expr, first: Expr, stride: Expr, *, streamed: bool = False) -> None:
     """Load the rows of a tile from memory.
 
     Parameters
@@ -85,18 +86,25 @@ def load(tile: Expr, first: Expr, stride: Expr) -> None:
         Buffer element at which the first row starts.
     stride : Expr of int64
         Bytes from one row to the next.
+    streamed : bool
+        Hint that the rows are not soon needed again, so that others stay in the L1 cache.
     """
-    _call("tileloadd64", T.uint8(tile), T.address_of(first), stride)
+    _call(
+        "tileloaddt164" if streamed else "tileloadd64",
+        T.Cast("uint8", tile),
+        T.address_of(first),
+        stride,
+    )
 
 
-def store(tile: int, first: Expr, stride: Expr) -> None:
+def store(tile: Expr, first: Expr, stride: Expr) -> None:
     """Store the rows of a tile to memory; parameters as in `load`."""
-    _call("tilestored64", T.uint8(tile), T.address_of(first), stride)
+    _call("tilestored64", T.Cast("uint8", tile), T.address_of(first), stride)
 
 
-def dot(total: Expr, data: int, weight: int, *, types: tuple[str, str]) -> None:
+def dot(total: Expr, data: int, weight: Expr, *, types: tuple[str, str]) -> None:
     """Add the product of two tiles to a third; `types` is a key of `DOTS`."""
-    _call(DOTS[types], T.uint8(total), T.uint8(data), T.uint8(weight))
+    _call(DOTS[types], *(T.Cast("uint8", tile) for tile in (total, data, weight)))
 
 
 @dataclass(frozen=True)
@@ -104,8 +112,8 @@ class Tile(Pair):
     """An instruction on tiles that replaces a loop over elements of tensors in scope `LOCAL`.
 
     Such a tensor stands for tiles. Sums, of `rows` rows each, are stored one after the other, and
-    the offset of one in its tensor gives the number of its tile. Data is in the tile `DATA`, and
-    weights are in the tile `WEIGHT`.
+    the offset of one in its tensor gives the number of its tile. So are weights, from the tile
+    `WEIGHT` on. Data is in the tile `DATA`.
     """
 
     operation: str
@@ -118,6 +126,8 @@ class Tile(Pair):
     """32-bit words per row of data, and rows of weights, at most `TILE_ROWS`."""
     window: tuple[int, int] = (1, 1)
     """Pixels of data per row, which are consecutive in memory, and from one row to the next."""
+    streamed: bool = False
+    """Whether loaded rows are not soon needed again."""
 
     @property
     def feature(self) -> str:
@@ -144,7 +154,7 @@ class Tile(Pair):
         """Instruction set, operation, shape and types."""
         shape = f"{self.rows}x{self.words * 4}_{'_'.join(self.types)}"
         overlapping = "_of_{}_by_{}".format(*self.window) if self.window != (1, 1) else ""
-        return f"amx_{self.operation}_{shape}{overlapping}"
+        return f"amx_{self.operation}_{shape}{overlapping}{'_streamed' * self.streamed}"
 
     @property
     def tensors(self) -> list[Operand]:
@@ -189,20 +199,23 @@ class Tile(Pair):
         if self.operation == "zero":
             zero(_number(buffers[0]))
         elif self.operation == "dot":
-            dot(_number(buffers[-1]), DATA, WEIGHT, types=self.types)
+            dot(_number(buffers[2]), DATA, WEIGHT + _number(buffers[1]), types=self.types)
         elif self.operation == "store":
             total, memory = buffers
             store(_number(total), memory[0, 0], _stride(memory) * T.int64(4))
         else:
-            memory, _ = buffers
-            number, step = (DATA, self.window[1]) if self.operation == "load" else (WEIGHT, 1)
-            load(number, memory[0, 0], _stride(memory) * T.int64(4 // self.together * step))
+            memory, made = buffers
+            number, step = DATA, self.window[1]
+            if self.operation == "load_weight":
+                number, step = WEIGHT + _number(made), 1
+            stride = _stride(memory) * T.int64(4 // self.together * step)
+            load(number, memory[0, 0], stride, streamed=self.streamed)
 
 
 def _number(total: Buffer) -> Expr:
-    """Return the number of the tile that a tensor of sums stands for."""
+    """Return the number of a tile among those that a tensor stands for."""
     rows, columns = total.shape
-    return T.Cast("uint8", total.elem_offset // (rows * columns))
+    return total.elem_offset // (rows * columns)
 
 
 def number_of(stored: Expr) -> Expr:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import tvm
 import tvm_ffi
@@ -23,22 +23,30 @@ from bnncc.topi_binary.definitions.blocks import int64
 STEP = "bnncc_step"
 """Annotation of a loop over steps; directly inside is another loop, over parts of a step."""
 
+Kept = Literal["all", "group", "none"]
+"""Which elements stay in memory, see `ahead`."""
 
-def ahead(func: tirx.PrimFunc, number: int, distance: int, kept: bool) -> list[tirx.PrimFunc]:
+
+def ahead(
+    func: tirx.PrimFunc, numbers: range, distance: int, kept: Kept, vectors: int = 1
+) -> list[tirx.PrimFunc]:
     """Return a scheduled function in which elements are computed `distance` steps ahead.
 
     Parameters
     ----------
     func : tirx.PrimFunc
         A single loop nest. The body of the two loops at `STEP` computes an element of a tensor, and
-        then uses it. One of the outer loops is over groups of elements; others repeat this.
-    number : int
-        Index of the loop over groups, from the outside in.
+        then uses it. Some of the outer loops are over groups of elements; others repeat this.
+    numbers : range
+        Indices of the loops over groups, from the outside in.
     distance : int
-        At most the number of all elements; without `kept`, less than those of a group.
-    kept : bool
-        Whether elements are computed in the first iteration of the loops that repeat it, and kept
-        for the others. Otherwise they are computed each time, and memory is a ring of elements.
+        At most the number of all elements; less than those of a group, unless all are kept.
+    kept : {"all", "group", "none"}
+        Whether elements are computed in the first iteration of all loops that repeat it, of those
+        inside the loops over groups, or each time. Unless all are kept, memory is a ring of
+        elements.
+    vectors : int, default 1
+        Vectors of channels per element.
 
     Returns
     -------
@@ -47,34 +55,40 @@ def ahead(func: tirx.PrimFunc, number: int, distance: int, kept: bool) -> list[t
     """
     root = func.body.block
     first: list[tirx.Stmt] = []
+    counts: list[int] = []
 
     def moved(outer: Sequence[tirx.For], loop: tirx.For) -> tirx.Stmt:
         steps = loop, loop.body
         producer, *rest = ranges.statements(loop.body.body)
-        group, others = outer[number], [*outer[:number], *outer[number + 1 :]]
+        grouped = outer[numbers.start : numbers.stop]
+        around, inside = outer[: numbers.start], outer[numbers.stop :]
         inner = int(steps[1].extent)
         count = int(steps[0].extent) * inner
+        counts.append(count)
+        group, groups = _number_of(grouped)
 
         def element(which: Any, step: Any, names: Mapping[tirx.Var, Any]) -> tirx.Stmt:
-            own = {group.loop_var: which, steps[0].loop_var: step // inner}
-            own[steps[1].loop_var] = step % inner
+            own = {steps[0].loop_var: step // inner, steps[1].loop_var: step % inner}
+            for one, place in zip(grouped, _places(grouped, which), strict=True):
+                own[one.loop_var] = place
             return ranges.with_own_variables(ranges.renamed(producer, {**names, **own}))
 
-        start = {loop.loop_var: int64(0) for loop in others}
-        early = tirx.Var("early", group.loop_var.ty)
+        start = {one.loop_var: int64(0) for one in (*around, *inside)}
+        early = tirx.Var("early", loop.loop_var.ty)
         made = element(early // count, early % count, start)
         first.append(tirx.For(early, int64(0), int64(distance), tirx.ForKind.SERIAL, made))
         now = steps[0].loop_var * inner + steps[1].loop_var + distance
-        if kept:
-            later = group.loop_var + now // count
-            tests = [tirx.EQ(loop.loop_var, int64(0)) for loop in others]
-            exists = _all([*tests, later < group.extent])
+        if kept == "all":
+            later = group + now // count
+            exists = _all([*map(_first, (*around, *inside)), later < groups])
         else:
-            over = _all([now >= count, *map(_last, outer[number + 1 :])])
-            following = tirx.Select(_last(group), int64(0), group.loop_var + 1)
-            later = tirx.Select(over, following, group.loop_var)
-            exists = tirx.Not(_all([over, *map(_last, outer[: number + 1])]))
-        made = element(later, now % count, start if kept else {})
+            over = _all([now >= count, *map(_last, inside)])
+            following = tirx.Select(tirx.EQ(group, groups - 1), int64(0), group + 1)
+            later = tirx.Select(over, following, group)
+            exists = tirx.Not(_all([over, *map(_last, (*around, *grouped))]))
+            if kept == "group":
+                exists = _all([exists, tirx.Or(over, _all([now < count, *map(_first, inside)]))])
+        made = element(later, now % count, start if kept == "all" else {})
         body = tirx.SeqStmt([tirx.IfThenElse(exists, made, None), *rest])
         return _loop(loop, _loop(loop.body, body), {STEP: int64(1)})
 
@@ -83,8 +97,12 @@ def ahead(func: tirx.PrimFunc, number: int, distance: int, kept: bool) -> list[t
         func.with_body(ranges.rooted(func, ranges.sequence(some), root.alloc_buffers))
         for some in (first, steps)
     ]
-    (block,) = of_kind(first[0], s_tir.SBlock)
-    return parts if kept else _in_ring(parts, block.writes[0].source, distance)
+    if kept == "all":
+        return parts
+    (block,), (count,) = of_kind(first[0], s_tir.SBlock), counts
+    sizes = [count] if kept == "group" else range(distance + 1, count + 1)
+    turns = next(size for size in sizes if count % size == 0)
+    return _in_ring(parts, block.writes[0].source, turns, vectors)
 
 
 def _at_step(
@@ -110,6 +128,11 @@ def _loop(
     return tirx.For(loop.loop_var, loop.min, extent, kind, body, annotations=annotations)
 
 
+def _first(loop: tirx.For) -> Any:
+    """Return whether this is the first iteration of a loop."""
+    return tirx.EQ(loop.loop_var, int64(0))
+
+
 def _last(loop: tirx.For) -> Any:
     """Return whether this is the last iteration of a loop."""
     return tirx.EQ(loop.loop_var, loop.extent - 1)
@@ -122,20 +145,20 @@ def _all(tests: Sequence[Any]) -> Any:
     return made
 
 
-def _in_ring(parts: Sequence[tirx.PrimFunc], tensor: Any, distance: int) -> list[tirx.PrimFunc]:
-    """Replace a tensor [block, axes of elements, rows, columns] by a ring of elements."""
+def _in_ring(
+    parts: Sequence[tirx.PrimFunc], tensor: Any, turns: int, vectors: int
+) -> list[tirx.PrimFunc]:
+    """Replace a tensor [vector, axes of elements, rows, columns] by a ring of `turns` elements."""
     _, *axes, rows, columns = tensor.shape
-    count = math.prod(map(int, axes))
-    turns = next(size for size in range(distance + 1, count + 1) if count % size == 0)
-    shape = int64(turns), rows, columns
+    shape = int64(turns), int64(vectors), rows, columns
     ring = tirx.decl_buffer(shape, tensor.dtype, "ring")
 
     def slot(indices: Sequence[Any]) -> list[Any]:
-        _, *element, row, column = indices
+        vector, *element, row, column = indices
         place: Any = int64(0)
         for index, axis in zip(element, axes, strict=True):
             place = place * axis + index
-        return [place % turns, row, column]
+        return [place % turns, vector % vectors, row, column]
 
     made = []
     for func in parts:
@@ -172,16 +195,15 @@ def behind(parts: Sequence[tirx.PrimFunc], shared: int, vectors: int = 1) -> lis
     outer, sums = ranges.opened(nests[0], shared)
     later = [ranges.opened(nest, shared) for nest in nests[1:]]
     tensor = _sums_of(sums, roots[0])
-    *_, windows, lanes = tensor.shape
-    held = tirx.decl_buffer((int64(2), int64(vectors), windows, lanes), tensor.dtype, "held")
-    number, total = int64(0), int64(1)
-    for loop in outer:
-        number, total = number * loop.extent + loop.loop_var, total * loop.extent
+    *_, chunks, windows, lanes = tensor.shape
+    shape = int64(2), int64(vectors), chunks, windows, lanes
+    held = tirx.decl_buffer(shape, tensor.dtype, "held")
+    number, total = _number_of(outer)
 
     def in_slot(stmt: tirx.Stmt, turn: Any) -> tirx.Stmt:
         def where(indices: Sequence[Any]) -> list[Any]:
-            *_, vector, window, lane = indices
-            return [turn % 2, vector % vectors, window, lane]
+            *_, vector, chunk, window, lane = indices
+            return [turn % 2, vector % vectors, chunk, window, lane]
 
         return _replaced(stmt, tensor, held, where)
 
@@ -284,6 +306,14 @@ def _share(
     made = tirx.For(turn, int64(0), int64(size), tirx.ForKind.SERIAL, made)
     made = tirx.IfThenElse(_all([*tests, piece < count]), made, None)
     return tirx.For(own, int64(0), int64(each), tirx.ForKind.SERIAL, made)
+
+
+def _number_of(loops: Sequence[tirx.For]) -> tuple[Any, Any]:
+    """Return the number of an iteration of loops, counted from 0, and that of all iterations."""
+    number, total = int64(0), int64(1)
+    for loop in loops:
+        number, total = number * loop.extent + loop.loop_var, total * loop.extent
+    return number, total
 
 
 def _places(loops: Sequence[tirx.For], number: Any) -> list[Any]:

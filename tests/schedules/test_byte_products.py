@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tvm
 
-from bnncc.schedules import schedule, tile_choice
+from bnncc.schedules import schedule, space_of, tile_choice
 from bnncc.targets import catalog
-from bnncc.topi_binary.definitions import define
-from bnncc.topi_binary.spec import BinaryConv2d, Step
+from bnncc.topi_binary.definitions import byte_products, define
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d, Step
+from bnncc.tuning.cases import make
 from tests.binary_cases import check, make_inputs
 from tests.kernel_harness import TILES, build, with_two_threads
 
@@ -40,26 +42,71 @@ LAYERS = {
         )
         for n in (33, 132)
     },
+    "rows in chunks of channels": BinaryConv2d(
+        150, 1, 1, 2240, 104, (1, 1), rank=2, weight_order=tile_choice.ORDER, steps=THRESHOLD
+    ),
 }
 
 
 @pytest.mark.parametrize(
-    ("tiles", "threads"),
+    ("tiles", "vectors", "threads"),
     [
-        *((1, 1), (2, 2), (4, 1), (5, 2)),
-        *(pytest.param(*way, marks=pytest.mark.slow) for way in ((1, 2), (2, 1), (4, 2), (5, 1))),
+        *((1, 1, 1), (2, 2, 2), (4, 1, 1), (5, 1, 2)),
+        *(
+            pytest.param(*way, marks=pytest.mark.slow)
+            for way in ((1, 2, 2), (2, 1, 1), (2, 2, 1), (4, 1, 2), (5, 1, 1))
+        ),
     ],
 )
 @pytest.mark.parametrize("target", TILES)
-def test_all_ways_equal_the_oracle(tiles: int, threads: int, target: str) -> None:
+def test_all_ways_equal_the_oracle(tiles: int, vectors: int, threads: int, target: str) -> None:
     machine, functions = catalog.resolve(target), {}
     for number, spec in enumerate(LAYERS.values()):
         point = {"tiles": tiles, **({"divide": 1} if threads > 1 else {})}
+        if "vectors" in space_of(spec, machine, threads).choices:
+            point["vectors"] = vectors
         functions[f"k{number}"] = schedule(define(spec), machine, threads, point)
     library = build(functions, machine)
 
     def checked() -> None:
         for number, spec in enumerate(LAYERS.values()):
             check(library, number, spec, make_inputs(spec, np.random.default_rng(number)))
+
+    with_two_threads(checked)
+
+
+FEW_BIT = FewBitConv2d(
+    70, 1, 1, 1152, 104, (1, 1), data_bits=8, weight_bits=2, method="packed", rank=2,
+    steps=(Step("affine"), Step("store")),
+)  # fmt: skip
+FLOATS = Conv2d(1, 9, 8, 320, 64, (1, 1), operands="bfloat16", packed=2, steps=STORED)
+POINTWISE: dict[str, byte_products.Layer] = {
+    "2-bit weights": FEW_BIT,
+    "8-bit weights, pixels of images": replace(
+        FEW_BIT, n=2, height=16, width=14, channels=256, method="bytes", weight_bits=8, rank=4
+    ),
+    "bfloat16": FLOATS,
+    "bfloat16, more windows than one line may have": replace(FLOATS, height=33, width=40),
+    "three terms": replace(FLOATS, operands="bfloat16x3", channels=128, steps=STORED[:1]),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("target", TILES)
+def test_vectors_share_data_of_pointwise_layers(target: str, threads: int) -> None:
+    machine, functions = catalog.resolve(target), {}
+    for number, spec in enumerate(POINTWISE.values()):
+        space = space_of(spec, machine, threads)
+        assert space.default["vectors"] == 2
+        point = {"divide": 1} if threads > 1 else {}
+        functions[f"k{number}"] = schedule(define(spec), machine, threads, point)
+    library = build(functions, machine)
+
+    def checked() -> None:
+        for number, spec in enumerate(POINTWISE.values()):
+            case = make(spec)
+            outputs = [tvm.runtime.tensor(np.zeros_like(one)) for one in case.outputs]
+            library[f"k{number}"](*map(tvm.runtime.tensor, case.inputs), *outputs)
+            assert not case.difference([one.numpy() for one in outputs])
 
     with_two_threads(checked)

@@ -97,10 +97,10 @@ def overlapping(tile: Tile) -> s_tir.Schedule:
     return summed(window, weight, tile, [data, weight])
 
 
-def on_tiles(sch: s_tir.Schedule, tile: Tile) -> tirx.PrimFunc:
-    """Schedule it: every loop over a tile becomes an instruction."""
+def on_tiles(sch: s_tir.Schedule, tile: Tile, shared: bool = False) -> tirx.PrimFunc:
+    """Schedule it: every loop over a tile becomes an instruction; blocks may share data tiles."""
     o, row, column, step, k = sch.get_loops("sums")
-    sch.reorder(step, row, column, k)
+    sch.reorder(*((step, o) if shared else (o, step)), row, column, k)
     data, weight = sch.get_sblock("window"), sch.cache_read("sums", 1, LOCAL)
     for block in (data, weight):
         sch.compute_at(block, step)
@@ -111,7 +111,10 @@ def on_tiles(sch: s_tir.Schedule, tile: Tile) -> tirx.PrimFunc:
     sch.reorder(outer, i)
     sch.unroll(outer)
     sch.unroll(o)
-    cleared = sch.get_loops(sch.decompose_reduction("sums", step))[-2]
+    *_, first, cleared, _ = sch.get_loops(sch.decompose_reduction("sums", step))
+    if shared:
+        sch.unroll(first)
+        sch.unroll(sch.get_loops(weight)[-3])
     loops = {
         "zero": cleared, "load": sch.get_loops(data)[-2],
         "load_weight": sch.get_loops(weight)[-2], "dot": row, "store": i,
@@ -125,7 +128,7 @@ def on_tiles(sch: s_tir.Schedule, tile: Tile) -> tirx.PrimFunc:
         T.writes()
         config = T.sblock_alloc_buffer((8,), "uint64")
         sums, data = (tile.rows, TILE_BYTES), (tile.rows, tile.words * 4)
-        shapes = [*[sums] * SUMS, data, (tile.words, TILE_BYTES), (0, 0)]
+        shapes = [*[sums] * SUMS, data, *[(tile.words, TILE_BYTES)] * 2]
         intrin_amx.configure(config, shapes)
     with IRBuilder() as ended, T.sblock("released"):
         T.reads()
@@ -135,17 +138,19 @@ def on_tiles(sch: s_tir.Schedule, tile: Tile) -> tirx.PrimFunc:
     return func.with_body(ranges.rooted(func, body, root.alloc_buffers))
 
 
-@pytest.mark.parametrize("half", ["desc", "impl"])
+@pytest.mark.parametrize("half", ["desc", "impl", "shared data"])
 @pytest.mark.parametrize(("rows", "steps"), SHAPES)
 @pytest.mark.parametrize("types", DOTS)
 def test_tiles_multiply_matrices(types: tuple[str, str], rows: int, steps: int, half: str) -> None:
-    emulator = amx_emulator.load() if half == "impl" else None
+    real, shared = half != "desc", half == "shared data"
+    emulator = amx_emulator.load() if real else None
     rng = np.random.default_rng(0)
     libraries = {}
     for apart in (0, 3):
         sch = product_of(types, rows, steps, apart)
-        func = on_tiles(sch, Tile("dot", rows, types)) if half == "impl" else sch.mod["main"]
-        libraries[apart] = compiled(func, AMX if half == "impl" else catalog.native())
+        tile = Tile("dot", rows, types, streamed=shared)
+        func = on_tiles(sch, tile, shared) if real else sch.mod["main"]
+        libraries[apart] = compiled(func, AMX if real else catalog.native())
     for apart, ends in ((0, False), (0, True), (3, False)):
         library, tile = libraries[apart], Tile("dot", rows, types)
         depth = 16 * tile.together
@@ -165,7 +170,8 @@ def test_tiles_multiply_matrices(types: tuple[str, str], rows: int, steps: int, 
         np.testing.assert_array_equal(total.numpy(), wanted)
         if emulator:  # configure and release; for each block zero and store; loads and products
             performed = emulator.amx_emulator_performed() - before
-            assert performed == 2 + BLOCKS * (2 + 3 * steps)
+            loaded = steps * (1 if shared else BLOCKS)
+            assert performed == 2 + BLOCKS * (2 + 2 * steps) + loaded
 
 
 @pytest.mark.parametrize("half", ["desc", "impl"])
@@ -246,6 +252,9 @@ def test_tile_instructions_are_what_llvm_writes() -> None:
     types = ("uint8", "int8")
     func = on_tiles(product_of(types, 16, 2, 0), Tile("dot", 16, types))
     asm = compiled(func, AMX).mod.inspect_source("asm")
+    assert "tileloaddt1" not in asm
+    streamed = on_tiles(product_of(types, 16, 2, 0), Tile("dot", 16, types, streamed=True))
+    assert "tileloaddt1" in compiled(streamed, AMX).mod.inspect_source("asm")
     for instruction in (
         "ldtilecfg",
         "tilezero",

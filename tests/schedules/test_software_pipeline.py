@@ -44,11 +44,13 @@ def computed(func: tirx.PrimFunc, given: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("distance", [1, 4, 7])
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("kept", ["none", "group", "all"])
 @pytest.mark.parametrize("outermost", [False, True])
-def test_elements_are_computed_ahead(outermost: bool, kept: bool, distance: int) -> None:
-    func = plain(outermost)
-    parts = software_pipeline.ahead(func, int(not outermost), distance, kept)
+def test_elements_are_computed_ahead(
+    outermost: bool, kept: software_pipeline.Kept, distance: int
+) -> None:
+    func, number = plain(outermost), int(not outermost)
+    parts = software_pipeline.ahead(func, range(number, number + 1), distance, kept)
     first, rest = (ranges.statements(part.body.block.body) for part in parts)
     assert len(first) == len(rest) == 1
     assert int(first[0].extent) == distance
@@ -58,11 +60,12 @@ def test_elements_are_computed_ahead(outermost: bool, kept: bool, distance: int)
     np.testing.assert_array_equal(computed(func, given), wanted)
     np.testing.assert_array_equal(computed(made, given), wanted)
     rings = [one for one in made.body.block.alloc_buffers if one.name == "ring"]
-    if kept:
+    if kept == "all":
         assert not rings
     else:  # as many elements as are computed but not used yet, or a few more
         (ring,) = rings
         assert distance < int(ring.shape[0]) <= STEPS * INNER
+        assert kept == "none" or int(ring.shape[0]) == STEPS * INNER
 
 
 def factors() -> np.ndarray:

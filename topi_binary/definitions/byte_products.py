@@ -21,9 +21,10 @@ that two lines need are computed twice.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from itertools import product
 
 from tvm import tirx
@@ -115,11 +116,13 @@ class Lines:
     """Windows per output row, if each row begins a tile; 0 for all `pitch` pixels of a row."""
     columns: int = 0
     """Pixels per row, if the layer has been `flattened` to several rows."""
+    chunks: int = 1
+    """Parts of the channels of a kernel of one pixel, whose sums are stored separately."""
 
     @property
     def form(self) -> str:
         """The form of the definition."""
-        return f"{FORM}-{self.rows}-{self.places}-{self.width}-{self.columns}"
+        return f"{FORM}-{self.rows}-{self.places}-{self.width}-{self.columns}-{self.chunks}"
 
     @cached_property
     def spec(self) -> Layer:
@@ -232,9 +235,25 @@ class Lines:
         return read + max(0, self.layer.kernel[1] - self.cells) * folds(self.layer)
 
 
+def blocks_per_group(spec: Layer) -> int:
+    """Return the number of blocks of channels, each as deep as a tile, per group and tap."""
+    if isinstance(spec, Conv2d):
+        return 1 if folds(spec) else layout.blocks(quantization.words_of_pixel(spec), LANES)
+    if isinstance(spec, FewBitConv2d):
+        words = few_bit_data.group_words(spec) * few_bit_data.per_word(spec) // 4
+        return layout.blocks(words, LANES)
+    return layout.blocks(spec.channels_per_group, DEPTH)
+
+
+def products_of(spec: Layer) -> int:
+    """Return the number of products of terms that are summed for one product of two elements."""
+    three = isinstance(spec, Conv2d) and spec.operands == "bfloat16x3"
+    return len(quantization.PRODUCTS) if three else 1
+
+
 def columns_of(form: str) -> int:
     """Return `Lines.columns` of a form; 0 for other forms."""
-    return int(form.split("-")[-1]) if form.startswith(FORM) else 0
+    return int(form.split("-")[4]) if form.startswith(FORM) else 0
 
 
 @dataclass(frozen=True)
@@ -244,8 +263,6 @@ class Operands:
     spec: Layer
     types: tuple[str, str]
     """Types of data and weight: int8 or uint8, or uint16 for bfloat16."""
-    steps: int
-    """Blocks of `depth` channels per group."""
     lanes: int
     """Data elements converted at a time."""
     datum: Callable[..., Expr]
@@ -275,9 +292,14 @@ class Operands:
         return self.spec.groups * self.terms
 
     @property
+    def steps(self) -> int:
+        """Blocks of `depth` channels per group."""
+        return blocks_per_group(self.spec)
+
+    @property
     def products(self) -> int:
         """Products of terms that are summed for one product of two elements."""
-        return len(quantization.PRODUCTS) if self.terms > 1 else 1
+        return products_of(self.spec)
 
     def block(self, which: int, number: Expr) -> Expr:
         """Return the index of the data (`which` = 0) or weight (1) block that a product reads."""
@@ -340,7 +362,10 @@ class Sums:
         return found
 
     def _at(self, n: Expr, line: Expr, row: Expr, w: Expr, o: Expr, lane: Expr) -> Expr:
-        return self.stored[n, line, o - self.first, row * self.lines.apart + w, lane]
+        place = row * self.lines.apart + w
+        parts = range(self.lines.chunks)
+        sums = (self.stored[n, line, o - self.first, part, place, lane] for part in parts)
+        return reduce(operator.add, sums)
 
 
 def summed(met: Operands, n: Expr, form: str) -> list[Sums]:
@@ -459,6 +484,7 @@ def _sums(
     row = LANES * every
     shape = [*map(extent, (*outer, met.words, row))]
     panel = buffer(f"panel{end}", shape, met.types[1])
+    each = met.products * steps // lines.chunks
     grid = map(extent, (*outer, met.words // met.places, row))
     with T.grid(*grid) as loops, T.sblock(f"panel{end}"):
         o, kh, kw, c, word, byte = T.axis.remap("SSSSSS", list(loops))
@@ -468,17 +494,18 @@ def _sums(
             T.buffer_store(panel, made, [o, kh, kw, c, word * met.places + place, byte])
 
     def term(total: Expr, *i: Expr) -> Expr:
-        n, line, o, place, lane, kh, kw, c, k = i
+        n, line, o, chunk, place, lane, kh, kw, c, k = i
+        c = chunk * each + c
         channel = (first + o) * LANES
         group = channel // (spec.out_channels // spec.groups) if spec.groups > 1 else 0
         one = window[n, line, kh, kw, group * steps + c, place, k]
         other = panel[o, kh, kw, c, k // every, lane * every + k % every]
         return total + met.product(one, other)
 
-    outputs = [*map(extent, (n, lines.count, count, lines.places, LANES))]
+    outputs = [*map(extent, (n, lines.count, count, lines.chunks, lines.places, LANES))]
     dtype = "float32" if met.types[0] == "uint16" else "int32"
     sums = buffer(f"sums{end}", outputs, dtype)
-    start, reduced = tirx.const(0, dtype), (*spec.kernel, met.products * steps, met.depth)
+    start, reduced = tirx.const(0, dtype), (*spec.kernel, each, met.depth)
     accumulate(f"sum{end}", sums, outputs, reduced, start, term)
 
     return Sums(lines, sums, first)
@@ -486,7 +513,7 @@ def _sums(
 
 def of_bits(met: binary_operands.Operands) -> Operands:
     """Return the operands of a binary layer whose weights are in the order ``fours``."""
-    spec, steps = met.spec, layout.blocks(met.depth, DEPTH)
+    spec, steps = met.spec, blocks_per_group(met.spec)
     shape = [*map(extent, (layout.blocks(spec.out_channels), *spec.kernel, steps, LANES))]
     stored = T.decl_buffer(shape, "uint64", data=met.weight.data)
     lanes = math.gcd(layout.words(met.depth) * WORD_BITS, DEPTH)
@@ -527,13 +554,13 @@ def of_bits(met: binary_operands.Operands) -> Operands:
         return T.Select(bit(stored[tuple(where)], byte), T.int8(1), T.int8(-1))
 
     packed = (word_of, kept)[: 1 + (spec.mode == "xor")]
-    return Operands(spec, ("int8", "int8"), steps, lanes, datum, weight, packed)
+    return Operands(spec, ("int8", "int8"), lanes, datum, weight, packed)
 
 
 def of_levels(spec: FewBitConv2d, data: Buffer, weights: Buffer) -> Operands:
     """Return the operands of a few-bit layer of the method ``bytes`` or ``packed``."""
     words = few_bit_data.group_words(spec) * few_bit_data.per_word(spec) // 4
-    steps, together = layout.blocks(words, LANES), math.gcd(words, LANES)
+    together = math.gcd(words, LANES)
     levels = aliased(data, [*data.shape[:-1], data.shape[-1] * 4], "uint8")
     shape = [*map(extent, (layout.blocks(spec.out_channels), *spec.kernel, words, LANES * 4))]
     stored = aliased(weights, shape, "int8")
@@ -556,22 +583,22 @@ def of_levels(spec: FewBitConv2d, data: Buffer, weights: Buffer) -> Operands:
 
     types = "uint8", "int8"
     if spec.method == "bytes":
-        return Operands(spec, types, steps, together * 4, datum, weight)
+        return Operands(spec, types, together * 4, datum, weight)
     width, places = spec.weight_bits, 8 // spec.weight_bits
     rows = layout.blocks(spec.out_channels) * few_bit_data.group_words(spec)
     packed = aliased(weights, [*map(extent, (rows, LANES))])
-    return Operands(spec, types, steps, together * 4, datum, unpacked, places=places)
+    return Operands(spec, types, together * 4, datum, unpacked, places=places)
 
 
 def of_floats(spec: Conv2d, data: Buffer, weights: Buffer) -> Operands:
     """Return the operands of a layer in bfloat16, two elements per word."""
     words, folded = quantization.words_of_pixel(spec), folds(spec)
     terms = quantization.TERMS if spec.operands == "bfloat16x3" else 1
-    steps, together = layout.blocks(words, LANES), math.gcd(spec.channels, LANES * 2)
+    together = math.gcd(spec.channels, LANES * 2)
     columns, held = (1, spec.kernel[1] * words) if folded else (spec.kernel[1], LANES)
     taps = layout.blocks(spec.out_channels), spec.kernel[0], columns
     ragged = [*map(extent, (*taps, words, LANES * 2))]
-    tiled = [*map(extent, (*taps, terms * steps, held, LANES * 2))]
+    tiled = [*map(extent, (*taps, terms * blocks_per_group(spec), held, LANES * 2))]
     stored = aliased(weights, tiled if in_tiles(spec) else ragged, "uint16")
 
     def datum(n: Expr, y: Expr, x: Expr, group: Expr, part: Expr, lane: Expr) -> Expr:
@@ -592,9 +619,9 @@ def of_floats(spec: Conv2d, data: Buffer, weights: Buffer) -> Operands:
 
     if folded:
         return Operands(
-            spec, _HALVES, 1, 1, collected, weight, words=held, folded=spec.kernel[1]
+            spec, _HALVES, 1, collected, weight, words=held, folded=spec.kernel[1]
         )  # fmt: skip
-    return Operands(spec, _HALVES, steps, together, datum, weight, terms=terms)
+    return Operands(spec, _HALVES, together, datum, weight, terms=terms)
 
 
 def half_of_pixel(spec: Conv2d, datum: Callable[[Expr], Expr], lane: Expr) -> Expr:
