@@ -554,7 +554,7 @@ def _without_empty(func: tirx.PrimFunc, chosen: Cut) -> tirx.PrimFunc:
     """Leave out the tiles of the last run that have no output."""
     root = func.body.block
     (nest,) = (stmt for stmt in ranges.statements(root.body) if isinstance(stmt, tirx.For))
-    *_, run = ranges.opened(nest, len(ORDER) + 1)[0]
+    run = ranges.opened(nest, len(ORDER) + 2)[0][-1]
 
     def visit(loop: tirx.For) -> tirx.For:
         if OF_TILES not in loop.annotations:

@@ -42,9 +42,12 @@ LAYERS = {
         )
         for n in (33, 132)
     },
-    "rows in chunks of channels": BinaryConv2d(
-        150, 1, 1, 2240, 104, (1, 1), rank=2, weight_order=tile_choice.ORDER, steps=THRESHOLD
-    ),
+    **{
+        f"{n} rows in chunks of channels": BinaryConv2d(
+            n, 1, 1, 2240, 104, (1, 1), rank=2, weight_order=tile_choice.ORDER, steps=THRESHOLD
+        )
+        for n in (70, 150)
+    },
 }
 
 
