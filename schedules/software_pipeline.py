@@ -89,7 +89,7 @@ def ahead(
             if kept == "group":
                 exists = _all([exists, tirx.Or(over, _all([now < count, *map(_first, inside)]))])
         made = element(later, now % count, start if kept == "all" else {})
-        body = tirx.SeqStmt([tirx.IfThenElse(exists, made, None), *rest])
+        body = ranges.sequence(_between(made, exists, rest))
         return _loop(loop, _loop(loop.body, body), {STEP: int64(1)})
 
     steps = [_at_step(stmt, [], moved) for stmt in ranges.statements(root.body)]
@@ -103,6 +103,28 @@ def ahead(
     sizes = [count] if kept == "group" else range(distance + 1, count + 1)
     turns = next(size for size in sizes if count % size == 0)
     return _in_ring(parts, block.writes[0].source, turns, vectors)
+
+
+def _between(made: tirx.Stmt, exists: Any, stmts: Sequence[tirx.Stmt]) -> list[tirx.Stmt]:
+    """Return statements with parts of a loop nest in each iteration of the last of them.
+
+    The last statement is a loop over tiles: a product takes as long as a few rows of weights. The
+    nest runs if `exists`.
+    """
+    *before, tiles = stmts
+    loops, body = ranges.opened(made)
+    total, parts = math.prod(int(loop.extent) for loop in loops), int(tiles.extent)
+    each = -(-total // parts)
+    own = tirx.Var("own", tiles.loop_var.ty)
+    number = tiles.loop_var * each + own
+    names = zip((loop.loop_var for loop in loops), _places(loops, number), strict=True)
+    part: tirx.Stmt = ranges.with_own_variables(ranges.renamed(body, dict(names)))
+    if each * parts > total:
+        part = tirx.IfThenElse(number < total, part, None)
+    part = tirx.For(own, int64(0), int64(each), tirx.ForKind.SERIAL, part)
+    part = tirx.IfThenElse(exists, part, None)
+    every = tirx.SeqStmt([part, *ranges.statements(tiles.body)])
+    return [*before, _loop(tiles, every, tiles.annotations)]
 
 
 def _at_step(
