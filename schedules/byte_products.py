@@ -14,8 +14,9 @@ other kernels while the next line is multiplied. Exact zeros in the data need no
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, cast
@@ -51,7 +52,6 @@ from bnncc.topi_binary.definitions.byte_products import (
     folds,
     in_tiles,
     products_of,
-    windows,
 )
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES
@@ -89,6 +89,9 @@ first run of a line and kept for the others."""
 MAX_WINDOWS = 1024
 """Maximum windows per line of such a layer."""
 
+ZEROS = 0.03
+"""Minimum fraction of the products of a layer, those of padding, that are left out."""
+
 LONG = 0.33
 """Estimated loss when the sums of a line fill the L1 cache; shorter lines lose a part of it."""
 
@@ -102,8 +105,8 @@ fewer rows are computed twice."""
 ORDER = "nho"
 """Outer loops of sums and results: images, lines, vectors of channels."""
 
-OF_TILES = "bnncc_tiles"
-"""Annotation of loops over the tiles of a run."""
+OF_TILES, PRODUCTS = "bnncc_tiles", "bnncc_products"
+"""Annotations of loops over the tiles of a run; the second one of the loop that multiplies."""
 
 SHARED = "data", "inside", "panel", "panel_last", "sum", "sum_last"
 """Blocks whose tensors several loop nests share."""
@@ -165,8 +168,8 @@ def cut(spec: Layer, target: TargetSpec, tiles: int = 0, vectors: int = 0) -> Cu
         for columns in sizes
         for one in _cuts(flattened(spec, columns), target, tiles, vectors)
     ]
-    _, (lined, rows, count, width), columns = min(found, key=lambda one: one[0])
-    lines = Lines(flattened(spec, columns), lined, 0, width, columns, chunks)
+    _, (lined, rows, count, width, together), columns = min(found, key=lambda one: one[0])
+    lines = Lines(flattened(spec, columns), lined, 0, width, columns, chunks, together)
     places = layout.blocks(lines.needed, rows * count) * rows * count
     return Cut(replace(lines, places=places), rows, count, vectors)
 
@@ -208,7 +211,7 @@ def _steps(spec: Layer) -> int:
 
 def _cuts(
     spec: Layer, target: TargetSpec, tiles: int, vectors: int
-) -> Iterator[tuple[float, tuple[int, int, int, int]]]:
+) -> Iterator[tuple[float, tuple[int, int, int, int, int]]]:
     """Yield estimated cycles for one step of all runs of an image, by partition of a flat spec.
 
     Yields
@@ -216,35 +219,46 @@ def _cuts(
     float
         Cycles.
     tuple of int
-        Rows per line, windows per tile, tiles per run, and `Lines.width`.
+        Rows per line, windows per tile, tiles per run, `Lines.width` and `Lines.together`.
     """
-    height, wide = spec.output_hw[0], windows(spec).output_hw[1]
+    height = spec.output_hw[0]
     divisors = [rows for rows in range(1, height + 1) if height % rows == 0]
     counts = [tiles] if tiles else range(1, SUMS // vectors + 1)
     blocked = vectors > 1 and not folds(spec)
     deep = blocked and _steps(spec) >= DEEP and _pixels(spec) <= MAX_WINDOWS
     least = 2  # TVM cannot tensorize a loop of extent 1
-    measures = [(lined, Lines(spec, lined).high, Lines(spec, lined).pitch) for lined in divisors]
-    for (lined, high, pitch), rows, count in product(measures, range(least, TILE_ROWS + 1), counts):
+    zeros = functools.cache(_zeros)
+    for lined, rows, count in product(divisors, range(least, TILE_ROWS + 1), counts):
         tile = TILE_CYCLES + rows * ROW_CYCLES
         more = STEP_CYCLES + CROWDED * (count * vectors > FEW)
-        for width in (0, layout.blocks(wide, rows) * rows):
-            needed = (high - 1) * (width or pitch) + wide
+        for lines in _lines(spec, lined, rows):
+            high, needed = lines.high, lines.needed
             size = needed * vectors * LANES * 4
             share = 0 if deep else size / target.l1_bytes
             pooled = high > lined and 2 * size <= POOLED_SHARE * target.l2_bytes
             if lined > 1 and share > 1 and not pooled:
                 continue
-            runs, last = divmod(layout.blocks(needed, rows), count)
+            filled = layout.blocks(needed, rows)
+            runs, last = divmod(filled, count)
             if runs >= UNEVEN and last:
                 runs, last = runs + 1, 0
             cycles = runs * max(count * vectors * tile + more, LEAST_CYCLES)
             cycles += max(last * vectors * tile + more, LEAST_CYCLES) * (last > 0)
             cycles += blocked * EXPANDED * (vectors - 1)
-            yield (
-                cycles * (height // lined) * (1 + LONG * min(share, 1)),
-                (lined, rows, count, width),
-            )
+            cycles *= (1 + LONG * min(share, 1)) * (1 - zeros(lines, min(count, filled)))
+            cycles *= height // lined
+            yield cycles, (lined, rows, count, lines.width, lines.together)
+
+
+def _lines(spec: Layer, lined: int, rows: int) -> Iterator[Lines]:
+    """Yield lines that tiles of `rows` windows may divide: anywhere, or where rows begin."""
+    plain = Lines(spec, lined)
+    wide, pitch = plain.spec.output_hw[1], plain.pitch
+    yield plain
+    yield Lines(spec, lined, width=layout.blocks(wide, rows) * rows)
+    together, rest = divmod(rows - wide, pitch)
+    if together > 0 == rest:
+        yield Lines(spec, lined, width=rows, together=together + 1)
 
 
 def space(spec: Layer, target: TargetSpec, threads: int) -> Space:
@@ -527,12 +541,12 @@ def _sums(
     channel_tiles.unrolled(sch, (first, tile, again))
     if chosen.vectors > 1:
         channel_tiles.unrolled(sch, (each, vector, other, *vectors))
-    if chosen.filled == chosen.runs * chosen.tiles or chosen.runs > UNEVEN:
-        return sch.mod["main"]
-    sch.unroll(run)
-    for loop in (first, tile, again):
-        sch.annotate(loop, OF_TILES, 1)
-    return _without_empty(sch.mod["main"], chosen)
+    sch.annotate(tile, PRODUCTS, 1)
+    if chosen.filled < chosen.runs * chosen.tiles and chosen.runs <= UNEVEN:
+        sch.unroll(run)
+        for loop in (first, tile, again):
+            sch.annotate(loop, OF_TILES, 1)
+    return _without_zeros(_without_empty(sch.mod["main"], chosen), chosen)
 
 
 def _streams(chosen: Cut, target: TargetSpec) -> bool:
@@ -552,17 +566,100 @@ def _shape(spec: Layer) -> tuple[int, tuple[int, int]]:
 
 def _without_empty(func: tirx.PrimFunc, chosen: Cut) -> tirx.PrimFunc:
     """Leave out the tiles of the last run that have no output."""
-    root = func.body.block
-    (nest,) = (stmt for stmt in ranges.statements(root.body) if isinstance(stmt, tirx.For))
-    run = ranges.opened(nest, len(ORDER) + 2)[0][-1]
+    *_, run = _outer_loops(func)
 
     def visit(loop: tirx.For) -> tirx.For:
-        if OF_TILES not in loop.annotations:
-            return loop
-        filled = run.loop_var * chosen.tiles + loop.loop_var < chosen.filled
-        body = tirx.IfThenElse(filled, loop.body, None)
-        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
+        number = run.loop_var * chosen.tiles + loop.loop_var
+        return _only_if(loop, number < chosen.filled) if OF_TILES in loop.annotations else loop
 
+    return _with_loops(func, visit)
+
+
+def _without_zeros(func: tirx.PrimFunc, chosen: Cut) -> tirx.PrimFunc:
+    """Leave out products of tiles whose windows all read rows of zeros beside the image."""
+    lines, kernel = chosen.lines, chosen.lines.spec.kernel
+    if not _zeros(lines, min(chosen.tiles, chosen.filled)):
+        return func
+    _, line, *_, run = _outer_loops(func)
+
+    def some(tap: tirx.For, tile: tirx.For) -> Any:
+        """Return a test of which unrolled loops leave at most one of the lines."""
+        found: Any = tirx.const(True)
+        for number, kh, at in product(range(chosen.filled), range(kernel[0]), range(lines.count)):
+            if not _reads(lines, at, kh, _rows_of(chosen, number)):
+                here = tirx.EQ(run.loop_var * chosen.tiles + tile.loop_var, int64(number))
+                now = tirx.EQ(tap.loop_var // kernel[1], int64(kh))
+                both = tirx.And(tirx.And(here, now), tirx.EQ(line.loop_var, int64(at)))
+                found = tirx.And(found, tirx.Not(both))
+        return found
+
+    def step(tap: tirx.For) -> tirx.For:
+        def visit(tile: tirx.For) -> tirx.For:
+            return _only_if(tile, some(tap, tile)) if PRODUCTS in tile.annotations else tile
+
+        if software_pipeline.STEP not in tap.annotations:
+            return tap
+        return tvm_ffi.structural_map(tap, (tirx.For, visit))
+
+    return _with_loops(func, step)
+
+
+def _rows_of(chosen: Cut, number: int) -> list[int]:
+    """Return the rows of a line of which a tile has windows."""
+    lines, first, wide = chosen.lines, number * chosen.rows, chosen.lines.spec.output_hw[1]
+    return [
+        row
+        for row in range(lines.high)
+        if lines.window(row, 0) < first + chosen.rows and lines.window(row, wide - 1) >= first
+    ]
+
+
+def _zeros(lines: Lines, tiles: int) -> float:
+    """Return the fraction of products that read only zeros, or 0 if it saves no time.
+
+    `tiles` is the number per run; the expansion of weights takes as long as two products.
+    """
+    spec, taps = lines.spec, math.prod(lines.spec.kernel)
+    split = not lines.width and lines.high > 1
+    padded = isinstance(spec, BinaryConv2d) and spec.pad_value != 0
+    if split or padded or tiles < 3 or not 1 < taps <= TAPS:
+        return 0
+    parts = [
+        range(row, min(row + lines.together, lines.high))
+        for row in range(0, lines.high, lines.together)
+    ]
+    every = [*product(range(lines.count), range(spec.kernel[0]), parts)]
+    none = sum(not _reads(lines, *one) for one in every) / len(every)
+    return none if none >= ZEROS else 0
+
+
+def _reads(lines: Lines, line: int, kh: int, rows: Iterable[int]) -> bool:
+    """Return whether windows of some rows read the image at one row of the kernel."""
+    spec = lines.spec
+    first = line * lines.step
+    at = ((first + row) * spec.strides[0] + kh * spec.dilations[0] - spec.pads[0] for row in rows)
+    return any(0 <= y < spec.height for y in at)
+
+
+def _outer_loops(func: tirx.PrimFunc) -> list[tirx.For]:
+    """Return the loops over images, lines, vectors, chunks and runs."""
+    (nest,) = (
+        stmt for stmt in ranges.statements(func.body.block.body) if isinstance(stmt, tirx.For)
+    )
+    return ranges.opened(nest, len(ORDER) + 2)[0]
+
+
+def _only_if(loop: tirx.For, test: Any) -> tirx.For:
+    return _loop(loop, tirx.IfThenElse(test, loop.body, None))
+
+
+def _loop(loop: tirx.For, body: tirx.Stmt) -> tirx.For:
+    extent, kind, annotations = loop.extent, loop.kind, loop.annotations
+    return tirx.For(loop.loop_var, loop.min, extent, kind, body, annotations=annotations)
+
+
+def _with_loops(func: tirx.PrimFunc, visit: Callable[[tirx.For], tirx.For]) -> tirx.PrimFunc:
+    root = func.body.block
     body = tvm_ffi.structural_map(root.body, (tirx.For, visit))
     return func.with_body(ranges.rooted(func, body, root.alloc_buffers))
 

@@ -21,6 +21,14 @@ LAYER = BinaryConv2d(
     1, 6, 7, 128, 64, (3, 3), pads=(1, 1, 1, 1), weight_order=tile_choice.ORDER, steps=STORED
 )
 THRESHOLD = (Step("threshold"),)
+ZEROS = {
+    "tiles of zeros": replace(LAYER, height=14, width=14),
+    "tiles of two rows": replace(LAYER, n=2, height=7, width=7, steps=THRESHOLD),
+    "two rows of zeros": replace(
+        LAYER, height=9, width=15, dilations=(2, 1), pads=(2, 1, 3, 1), mode="and"
+    ),
+    "zeros below": replace(LAYER, height=27, width=26, strides=(2, 2), pads=(0, 0, 2, 1)),
+}
 NCHW = (Step("affine"), Step("store", layout="NCHW"))
 
 LAYERS = {
@@ -36,6 +44,8 @@ LAYERS = {
     "groups of three vectors": replace(LAYER, groups=2, channels=256, out_channels=96),
     "few steps": replace(LAYER, kernel=(1, 1), pads=(0, 0, 0, 0), channels=64),
     "rows of two tiles": replace(LAYER, height=8, width=26, channels=64, out_channels=40),
+    **ZEROS,
+    "padding of ones": replace(ZEROS["tiles of zeros"], pad_value=-1),
     **{
         f"{n} rows": BinaryConv2d(
             n, 1, 1, 320, 96, (1, 1), rank=2, weight_order=tile_choice.ORDER, steps=THRESHOLD

@@ -113,16 +113,20 @@ class Lines:
     places: int = 0
     """Windows per line for which sums are computed, at least `needed`."""
     width: int = 0
-    """Windows per output row, if each row begins a tile; 0 for all `pitch` pixels of a row."""
+    """Windows per output row, or per `together` ones, if each of these begins a tile; 0 for all
+    `pitch` pixels of a row."""
     columns: int = 0
     """Pixels per row, if the layer has been `flattened` to several rows."""
     chunks: int = 1
     """Parts of the channels of a kernel of one pixel, whose sums are stored separately."""
+    together: int = 1
+    """Output rows per tile, if `width` is for more than one; they are `pitch` windows apart."""
 
     @property
     def form(self) -> str:
         """The form of the definition."""
-        return f"{FORM}-{self.rows}-{self.places}-{self.width}-{self.columns}-{self.chunks}"
+        numbers = self.rows, self.places, self.width, self.columns, self.chunks, self.together
+        return "-".join([FORM, *map(str, numbers)])
 
     @cached_property
     def spec(self) -> Layer:
@@ -156,18 +160,21 @@ class Lines:
         return self.layer.strides[1] if folds(self.layer) else 1
 
     @property
-    def apart(self) -> int:
-        """Windows from the first one of a row to the first one of the next."""
-        return self.width or self.pitch
-
-    @property
     def needed(self) -> int:
         """Windows from the first output of a line to the last one."""
-        return (self.high - 1) * self.apart + self.spec.output_hw[1]
+        return int(self.window(self.high - 1, self.spec.output_hw[1] - 1)) + 1
+
+    def window(self, row: Expr, column: Expr) -> Expr:
+        """Return the index, within its line, of the window of a sum."""
+        if self.together == 1:
+            return row * (self.width or self.pitch) + column
+        return row // self.together * self.width + row % self.together * self.pitch + column
 
     def first(self, place: Expr) -> Expr:
         """Return the pixel, within a line of a plane, at which a window begins."""
-        return place // self.width * self.pitch + place % self.width if self.width else place
+        if not self.width:
+            return place
+        return place // self.width * (self.together * self.pitch) + place % self.width
 
     @cached_property
     def phases(self) -> tuple[int, int]:
@@ -362,7 +369,7 @@ class Sums:
         return found
 
     def _at(self, n: Expr, line: Expr, row: Expr, w: Expr, o: Expr, lane: Expr) -> Expr:
-        place = row * self.lines.apart + w
+        place = self.lines.window(row, w)
         parts = range(self.lines.chunks)
         sums = (self.stored[n, line, o - self.first, part, place, lane] for part in parts)
         return reduce(operator.add, sums)
