@@ -1,22 +1,22 @@
 """Schedule of convolutions on AMX tiles: windows times vectors of sixteen output channels.
 
 Bits are first expanded to bytes, and floats rounded to bfloat16, see `definitions.byte_products`. A
-line of windows, which consists of whole output rows, is split into runs of a few tiles, of at most
-sixteen windows each. The tiles of a run share each weight tile; where tiles of data overlap in
-memory, which takes longer to load, two vectors of channels share each tile of data, too. A product
-of tiles takes 8 cycles and half a cycle for each window; other instructions take no time beside it
-if there are few enough of them (`software_pipeline`): weights are expanded a few products ahead,
-data a line ahead, and sums of a line are stored to memory and pass through the same epilogue as in
-other kernels while the next line is multiplied. Exact zeros in the data need no separate code.
+line of windows, which consists of whole output rows, is split into runs of a few tiles
+(`tile_cuts`). The tiles of a run share each weight tile; where tiles of data overlap in memory,
+which takes longer to load, or come from the L2 cache, two vectors of channels share each tile of
+data, too. Other instructions take no time beside products if there are few enough of them
+(`software_pipeline`): weights are expanded a few products ahead, data a line ahead, and sums of a
+line are stored to memory and pass through the same epilogue as in other kernels while the next line
+is multiplied. Exact zeros in the data need no separate code; products of tiles that hold only
+padding are left out.
 
 `tile_choice` says which layers use this kernel, and why.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, cast
@@ -34,73 +34,29 @@ from bnncc.schedules import (
     nchw,
     ranges,
     software_pipeline,
+    tile_cuts,
 )
 from bnncc.schedules.intrin_amx import LOCAL, SUMS, TILE_BYTES, TILE_ROWS, Tile
 from bnncc.schedules.intrin_portable import WEIGHTS_OF_CODES
 from bnncc.schedules.intrin_x86 import SIGNS, SPREAD, Interleave
 from bnncc.schedules.space import Point, Space, with_threads
 from bnncc.schedules.templates.channel_tiles import Group
+from bnncc.schedules.tile_cuts import Cut
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import layout, quantization
+from bnncc.topi_binary import quantization
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.definitions.blocks import int64
 from bnncc.topi_binary.definitions.byte_products import (
     WORDS,
     Layer,
-    Lines,
-    blocks_per_group,
     folds,
     in_tiles,
-    products_of,
 )
-from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d
 
-TILE_CYCLES, ROW_CYCLES, STEP_CYCLES, LEAST_CYCLES = 8.0, 0.5, 5.0, 25.0
-"""Measured cycles: per product of tiles that share a weight tile, and per row of it; more per step,
-and the least of a step, which also expands weights."""
-
-FEW, CROWDED = 4, 3.0
-"""Tiles per run up to which the next data is loaded in time, and more cycles per step of others.
-(With a busy hyperthread beside it, a step of five takes half as long again as one of four.)"""
-
 AHEAD = 4
 """Weight tiles that are expanded ahead of use."""
-
-TAPS = 9
-"""Maximum number of taps whose loop is unrolled."""
-
-UNEVEN = 4
-"""Runs per line up to which each has code of its own, so that the last one may have fewer tiles."""
-
-BLOCKED, BLOCKED_STEPS = 64, 4
-"""Windows and steps from which two vectors of channels share each tile of data of a pointwise
-layer."""
-
-CHUNK, DEEP = 16, 8
-"""Maximum number of steps whose weights stay in the L1 cache, for two vectors; steps from which the
-expansion of weights takes longer than sums from the L2 cache."""
-
-EXPANDED = 40.0
-"""Measured cycles: more per line, for each vector beyond the first, if weights are expanded in the
-first run of a line and kept for the others."""
-
-MAX_WINDOWS = 1024
-"""Maximum windows per line of such a layer."""
-
-ZEROS = 0.03
-"""Minimum fraction of the products of a layer, those of padding, that are left out."""
-
-LONG = 0.33
-"""Estimated loss when the sums of a line fill the L1 cache; shorter lines lose a part of it."""
-
-MAX_COLUMNS = 128
-"""Pixels above which those of a pointwise layer are more than one line; also the most per row."""
-
-POOLED_SHARE = 0.25
-"""Maximum fraction of the L2 cache for two lines of sums with pooling: the longer lines are, the
-fewer rows are computed twice."""
 
 ORDER = "nho"
 """Outer loops of sums and results: images, lines, vectors of channels."""
@@ -112,162 +68,13 @@ SHARED = "data", "inside", "panel", "panel_last", "sum", "sum_last"
 """Blocks whose tensors several loop nests share."""
 
 
-@dataclass(frozen=True)
-class Cut:
-    """Partition of the sums of an image into tiles.
-
-    Attributes
-    ----------
-    lines : Lines
-        Output rows per line, and windows per line, which fill all tiles.
-    rows : int
-        Windows per tile.
-    tiles : int
-        Tiles per run, which share each weight tile. The last run of a line may have fewer, if the
-        line has few runs.
-    vectors : int
-        Vectors of channels per run, which share each tile of data.
-    """
-
-    lines: Lines
-    rows: int
-    tiles: int
-    vectors: int
-
-    @property
-    def windows(self) -> int:
-        """Windows per run: those whose sums are computed together."""
-        return self.rows * self.tiles
-
-    @property
-    def runs(self) -> int:
-        """Runs per line."""
-        return self.lines.places // self.windows
-
-    @property
-    def filled(self) -> int:
-        """Tiles per line that have outputs."""
-        return layout.blocks(self.lines.needed, self.rows)
-
-
-def cut(spec: Layer, target: TargetSpec, tiles: int = 0, vectors: int = 0) -> Cut:
-    """Return the partition with the fewest estimated cycles.
-
-    `tiles` is the number of tiles per run, or 0 for any number, and `vectors` that of vectors of
-    channels that share a tile of data, or 0 for that of the rule. Their product is at most
-    `intrin_amx.SUMS`.
-    """
-    flat = flattened(spec)
-    vectors = vectors or _vectors(spec)
-    chunks = _steps(flat) // _chunk(flat) if vectors > 1 and not folds(spec) else 1
-    sizes = [0]
-    if flat is not spec and flat.width > MAX_COLUMNS:
-        sizes += [size for size in range(TILE_ROWS, MAX_COLUMNS + 1) if flat.width % size == 0]
-    found = [
-        (*one, columns)
-        for columns in sizes
-        for one in _cuts(flattened(spec, columns), target, tiles, vectors)
-    ]
-    _, (lined, rows, count, width, together), columns = min(found, key=lambda one: one[0])
-    lines = Lines(flattened(spec, columns), lined, 0, width, columns, chunks, together)
-    places = layout.blocks(lines.needed, rows * count) * rows * count
-    return Cut(replace(lines, places=places), rows, count, vectors)
-
-
-def _shares(spec: Layer) -> bool:
-    """Return whether vectors of channels may share tiles of data."""
-    full = spec.out_channels // LANES
-    pointwise = flattened(spec) is not spec and _chunk(spec) > 1
-    return full > 0 == full % 2 and (folds(spec) or pointwise)
-
-
-def _vectors(spec: Layer) -> int:
-    """Return how many vectors of channels share a tile of data by default.
-
-    In pointwise layers they do so because data comes from the L2 cache; the weights of a chunk then
-    stay in the L1 cache for all windows of a line.
-    """
-    if not _shares(spec) or folds(spec):
-        return 1 + _shares(spec)
-    steps, chunk = _steps(spec), _chunk(spec)
-    whole = chunk == steps >= BLOCKED_STEPS or chunk >= DEEP
-    return 1 + (whole and _pixels(flattened(spec)) >= BLOCKED)
-
-
-def _chunk(spec: Layer) -> int:
-    """Return the steps per chunk of a pointwise layer whose vectors share data."""
-    steps = _steps(spec)
-    return next(size for size in range(min(CHUNK, steps), 0, -1) if steps % size == 0)
-
-
-def _pixels(spec: Layer) -> int:
-    return math.prod(spec.output_hw)
-
-
-def _steps(spec: Layer) -> int:
-    """Return the number of steps per tap."""
-    return products_of(spec) * blocks_per_group(spec)
-
-
-def _cuts(
-    spec: Layer, target: TargetSpec, tiles: int, vectors: int
-) -> Iterator[tuple[float, tuple[int, int, int, int, int]]]:
-    """Yield estimated cycles for one step of all runs of an image, by partition of a flat spec.
-
-    Yields
-    ------
-    float
-        Cycles.
-    tuple of int
-        Rows per line, windows per tile, tiles per run, `Lines.width` and `Lines.together`.
-    """
-    height = spec.output_hw[0]
-    divisors = [rows for rows in range(1, height + 1) if height % rows == 0]
-    counts = [tiles] if tiles else range(1, SUMS // vectors + 1)
-    blocked = vectors > 1 and not folds(spec)
-    deep = blocked and _steps(spec) >= DEEP and _pixels(spec) <= MAX_WINDOWS
-    least = 2  # TVM cannot tensorize a loop of extent 1
-    zeros = functools.cache(_zeros)
-    for lined, rows, count in product(divisors, range(least, TILE_ROWS + 1), counts):
-        tile = TILE_CYCLES + rows * ROW_CYCLES
-        more = STEP_CYCLES + CROWDED * (count * vectors > FEW)
-        for lines in _lines(spec, lined, rows):
-            high, needed = lines.high, lines.needed
-            size = needed * vectors * LANES * 4
-            share = 0 if deep else size / target.l1_bytes
-            pooled = high > lined and 2 * size <= POOLED_SHARE * target.l2_bytes
-            if lined > 1 and share > 1 and not pooled:
-                continue
-            filled = layout.blocks(needed, rows)
-            runs, last = divmod(filled, count)
-            if runs >= UNEVEN and last:
-                runs, last = runs + 1, 0
-            cycles = runs * max(count * vectors * tile + more, LEAST_CYCLES)
-            cycles += max(last * vectors * tile + more, LEAST_CYCLES) * (last > 0)
-            cycles += blocked * EXPANDED * (vectors - 1)
-            cycles *= (1 + LONG * min(share, 1)) * (1 - zeros(lines, min(count, filled)))
-            cycles *= height // lined
-            yield cycles, (lined, rows, count, lines.width, lines.together)
-
-
-def _lines(spec: Layer, lined: int, rows: int) -> Iterator[Lines]:
-    """Yield lines that tiles of `rows` windows may divide: anywhere, or where rows begin."""
-    plain = Lines(spec, lined)
-    wide, pitch = plain.spec.output_hw[1], plain.pitch
-    yield plain
-    yield Lines(spec, lined, width=layout.blocks(wide, rows) * rows)
-    together, rest = divmod(rows - wide, pitch)
-    if together > 0 == rest:
-        yield Lines(spec, lined, width=rows, together=together + 1)
-
-
 def space(spec: Layer, target: TargetSpec, threads: int) -> Space:
     """Return the search space of a layer on tiles."""
     divided = multithreading.shared(spec, target, threads)
-    chosen = cut(spec, target)
+    chosen = tile_cuts.cut(spec, target)
     choices: dict[str, Sequence[int]] = {"tiles": range(1, SUMS + 1)}
     default = {"tiles": chosen.tiles}
-    if _shares(spec):
+    if tile_cuts.shares(spec):
         choices["vectors"], default["vectors"] = (1, 2), chosen.vectors
 
     def fits(point: Point) -> bool:
@@ -317,7 +124,7 @@ def apply(
     Each thread executes the whole pipeline for its share. The first rows of data are expanded
     before, or, for several images or shares of channels, all data.
     """
-    chosen = cut(spec, target, point["tiles"], point.get("vectors", 1))
+    chosen = tile_cuts.cut(spec, target, point["tiles"], point.get("vectors", 1))
     lines = chosen.lines
     flat = lines.layer
     whole = ranges.with_parameters(define(spec, lines.form), func)
@@ -505,7 +312,7 @@ def _sums(
     if int(sch.get(step).extent) == 1:
         sch.reorder(c, step)
         step, inner = c, step
-    elif int(sch.get(step).extent) <= TAPS:
+    elif int(sch.get(step).extent) <= tile_cuts.TAPS:
         sch.unroll(step)
     # 3 stage: contents of the tiles
     data = sch.get_sblock("window")
@@ -534,7 +341,7 @@ def _sums(
     }  # fmt: skip
     kinds = tuple(str(sch.get(block).writes[0].source.dtype) for block in (data, weight))
     for operation, loop in loops.items():
-        streamed = operation == "load" and _streams(chosen, target)
+        streamed = operation == "load" and tile_cuts.streams(chosen, target)
         pair = Tile(operation, chosen.rows, (kinds[0], kinds[1]), *_shape(spec), streamed)
         sch.tensorize(loop, pair.register())
     # 5 unroll: instructions take tile numbers as immediates
@@ -542,18 +349,11 @@ def _sums(
     if chosen.vectors > 1:
         channel_tiles.unrolled(sch, (each, vector, other, *vectors))
     sch.annotate(tile, PRODUCTS, 1)
-    if chosen.filled < chosen.runs * chosen.tiles and chosen.runs <= UNEVEN:
+    if chosen.filled < chosen.runs * chosen.tiles and chosen.runs <= tile_cuts.UNEVEN:
         sch.unroll(run)
         for loop in (first, tile, again):
             sch.annotate(loop, OF_TILES, 1)
     return _without_zeros(_without_empty(sch.mod["main"], chosen), chosen)
-
-
-def _streams(chosen: Cut, target: TargetSpec) -> bool:
-    """Return whether the data of a line comes from the L2 cache, and is not read for other taps."""
-    lines = chosen.lines
-    size = lines.needed * _steps(lines.spec) * TILE_BYTES
-    return math.prod(lines.spec.kernel) == 1 and size > target.l1_bytes
 
 
 def _shape(spec: Layer) -> tuple[int, tuple[int, int]]:
@@ -578,7 +378,7 @@ def _without_empty(func: tirx.PrimFunc, chosen: Cut) -> tirx.PrimFunc:
 def _without_zeros(func: tirx.PrimFunc, chosen: Cut) -> tirx.PrimFunc:
     """Leave out products of tiles whose windows all read rows of zeros beside the image."""
     lines, kernel = chosen.lines, chosen.lines.spec.kernel
-    if not _zeros(lines, min(chosen.tiles, chosen.filled)):
+    if not tile_cuts.zeros(lines, min(chosen.tiles, chosen.filled)):
         return func
     _, line, *_, run = _outer_loops(func)
 
@@ -586,7 +386,7 @@ def _without_zeros(func: tirx.PrimFunc, chosen: Cut) -> tirx.PrimFunc:
         """Return a test of which unrolled loops leave at most one of the lines."""
         found: Any = tirx.const(True)
         for number, kh, at in product(range(chosen.filled), range(kernel[0]), range(lines.count)):
-            if not _reads(lines, at, kh, _rows_of(chosen, number)):
+            if not tile_cuts.reads(lines, at, kh, tile_cuts.rows_of(chosen, number)):
                 here = tirx.EQ(run.loop_var * chosen.tiles + tile.loop_var, int64(number))
                 now = tirx.EQ(tap.loop_var // kernel[1], int64(kh))
                 both = tirx.And(tirx.And(here, now), tirx.EQ(line.loop_var, int64(at)))
@@ -602,43 +402,6 @@ def _without_zeros(func: tirx.PrimFunc, chosen: Cut) -> tirx.PrimFunc:
         return tvm_ffi.structural_map(tap, (tirx.For, visit))
 
     return _with_loops(func, step)
-
-
-def _rows_of(chosen: Cut, number: int) -> list[int]:
-    """Return the rows of a line of which a tile has windows."""
-    lines, first, wide = chosen.lines, number * chosen.rows, chosen.lines.spec.output_hw[1]
-    return [
-        row
-        for row in range(lines.high)
-        if lines.window(row, 0) < first + chosen.rows and lines.window(row, wide - 1) >= first
-    ]
-
-
-def _zeros(lines: Lines, tiles: int) -> float:
-    """Return the fraction of products that read only zeros, or 0 if it saves no time.
-
-    `tiles` is the number per run; the expansion of weights takes as long as two products.
-    """
-    spec, taps = lines.spec, math.prod(lines.spec.kernel)
-    split = not lines.width and lines.high > 1
-    padded = isinstance(spec, BinaryConv2d) and spec.pad_value != 0
-    if split or padded or tiles < 3 or not 1 < taps <= TAPS:
-        return 0
-    parts = [
-        range(row, min(row + lines.together, lines.high))
-        for row in range(0, lines.high, lines.together)
-    ]
-    every = [*product(range(lines.count), range(spec.kernel[0]), parts)]
-    none = sum(not _reads(lines, *one) for one in every) / len(every)
-    return none if none >= ZEROS else 0
-
-
-def _reads(lines: Lines, line: int, kh: int, rows: Iterable[int]) -> bool:
-    """Return whether windows of some rows read the image at one row of the kernel."""
-    spec = lines.spec
-    first = line * lines.step
-    at = ((first + row) * spec.strides[0] + kh * spec.dilations[0] - spec.pads[0] for row in rows)
-    return any(0 <= y < spec.height for y in at)
 
 
 def _outer_loops(func: tirx.PrimFunc) -> list[tirx.For]:
