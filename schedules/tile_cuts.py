@@ -211,7 +211,13 @@ def _cuts(
 
 
 def _lines(spec: Layer, lined: int, rows: int) -> Iterator[Lines]:
-    """Yield lines that tiles of `rows` windows may divide: anywhere, or where rows begin."""
+    """Yield lines that tiles of `rows` windows may divide: anywhere, or where rows begin.
+
+    Yields
+    ------
+    Lines
+        With `lined` output rows.
+    """
     plain = Lines(spec, lined)
     wide, pitch = plain.spec.output_hw[1], plain.pitch
     yield plain
