@@ -55,8 +55,12 @@ from bnncc.topi_binary.definitions.byte_products import (
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d
 
-AHEAD = 4
-"""Weight tiles that are expanded ahead of use."""
+AHEAD, SHORT, SHORT_AHEAD = 3, 18, 2
+"""Steps that weights are expanded ahead of use; up to so many steps per vector or chunk, fewer, as
+the data of few channels leaves less of the L1 cache to the ring of weights."""
+
+FEW_STEPS = 4
+"""Steps per vector up to which all weights are expanded once, ahead of use, and kept."""
 
 ORDER = "nho"
 """Outer loops of sums and results: images, lines, vectors of channels."""
@@ -250,7 +254,7 @@ def _channels(
     count, *elements, _, _ = map(int, tensor.shape)
     each = math.prod(elements)
     count //= share.count if share is not None and share.axis == "o" else 1
-    early = not in_tiles(spec) and count * each > AHEAD
+    early = not in_tiles(spec) and count * each > FEW_STEPS
     sums = _sums(own, spec, target, chosen, end, early)
     expanded = [] if early or in_tiles(spec) else [_panel(own, spec, end)]
     full, rest = divmod(spec.out_channels, LANES)
@@ -264,8 +268,9 @@ def _channels(
     if early:
         number, own = ORDER.index("o"), each // chosen.lines.chunks
         some: software_pipeline.Kept = "group" if vectors > 1 else "none"
-        kept: software_pipeline.Kept = "all" if each <= AHEAD and vectors == 1 else some
-        distance = AHEAD if kept == "all" else min(AHEAD, own - 1)
+        kept: software_pipeline.Kept = "all" if each <= FEW_STEPS and vectors == 1 else some
+        ahead = min(SHORT_AHEAD if own <= SHORT else AHEAD, own - 1)
+        distance = FEW_STEPS if kept == "all" else ahead
         numbers = range(number, number + 2)
         first, parts[0] = software_pipeline.ahead(parts[0], numbers, distance, kept, vectors)
         expanded = [first]

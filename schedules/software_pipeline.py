@@ -112,7 +112,7 @@ def _between(made: tirx.Stmt, exists: Any, stmts: Sequence[tirx.Stmt]) -> list[t
     nest runs if `exists`.
     """
     *before, tiles = stmts
-    loops, body = ranges.opened(made)
+    loops, body = ranges.opened(made, _serial(made))
     total, parts = math.prod(int(loop.extent) for loop in loops), int(tiles.extent)
     each = -(-total // parts)
     own = tirx.Var("own", tiles.loop_var.ty)
@@ -125,6 +125,14 @@ def _between(made: tirx.Stmt, exists: Any, stmts: Sequence[tirx.Stmt]) -> list[t
     part = tirx.IfThenElse(exists, part, None)
     every = tirx.SeqStmt([part, *ranges.statements(tiles.body)])
     return [*before, _loop(tiles, every, tiles.annotations)]
+
+
+def _serial(stmt: tirx.Stmt) -> int:
+    """Return the number of outer loops of a nest that are not vectorized."""
+    loops, _ = ranges.opened(stmt)
+    kinds = [loop.kind for loop in loops]
+    vectorized = tirx.ForKind.VECTORIZED
+    return kinds.index(vectorized) if vectorized in kinds else len(kinds)
 
 
 def _at_step(
