@@ -244,12 +244,23 @@ class Lines:
 
 def blocks_per_group(spec: Layer) -> int:
     """Return the number of blocks of channels, each as deep as a tile, per group and tap."""
-    if isinstance(spec, Conv2d):
-        return 1 if folds(spec) else layout.blocks(quantization.words_of_pixel(spec), LANES)
-    if isinstance(spec, FewBitConv2d):
-        words = few_bit_data.group_words(spec) * few_bit_data.per_word(spec) // 4
-        return layout.blocks(words, LANES)
-    return layout.blocks(spec.channels_per_group, DEPTH)
+    return layout.blocks(_WORDS_PER_GROUP[type(spec)](spec), LANES)
+
+
+def _words_of_levels(spec: FewBitConv2d) -> int:
+    return few_bit_data.group_words(spec) * few_bit_data.per_word(spec) // 4
+
+
+def _words_of_bits(spec: BinaryConv2d) -> int:
+    return layout.blocks(spec.channels_per_group, 4)
+
+
+_WORDS_PER_GROUP: dict[type, Callable[..., int]] = {
+    BinaryConv2d: _words_of_bits,
+    Conv2d: quantization.words_of_pixel,
+    FewBitConv2d: _words_of_levels,
+}
+"""By kind of layer: takes it, and returns the words of bytes or bfloat16 per group and pixel."""
 
 
 def products_of(spec: Layer) -> int:
@@ -566,7 +577,7 @@ def of_bits(met: binary_operands.Operands) -> Operands:
 
 def of_levels(spec: FewBitConv2d, data: Buffer, weights: Buffer) -> Operands:
     """Return the operands of a few-bit layer of the method ``bytes`` or ``packed``."""
-    words = few_bit_data.group_words(spec) * few_bit_data.per_word(spec) // 4
+    words = _words_of_levels(spec)
     together = math.gcd(words, LANES)
     levels = aliased(data, [*data.shape[:-1], data.shape[-1] * 4], "uint8")
     shape = [*map(extent, (layout.blocks(spec.out_channels), *spec.kernel, words, LANES * 4))]
