@@ -192,7 +192,7 @@ def _moved(
             body = ranges.renamed(body, {loop.loop_var: start(extent) + var})
             body = tirx.For(var, loop.min, extent, loop.kind, body)
         for loop in reversed(loops):
-            body = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
+            body = ranges.looped(loop, body)
         made.append(body)
     return func.with_body(ranges.rooted(func, ranges.sequence(made), root.alloc_buffers))
 
@@ -267,10 +267,12 @@ def _channels(
         parts = [_moved(part, number, share.count, lambda extent: var * extent) for part in parts]
     if early:
         number, own = ORDER.index("o"), each // chosen.lines.chunks
-        some: software_pipeline.Kept = "group" if vectors > 1 else "none"
-        kept: software_pipeline.Kept = "all" if each <= FEW_STEPS and vectors == 1 else some
-        ahead = min(SHORT_AHEAD if own <= SHORT else AHEAD, own - 1)
-        distance = FEW_STEPS if kept == "all" else ahead
+        kept: software_pipeline.Kept = "none"
+        distance = min(SHORT_AHEAD if own <= SHORT else AHEAD, own - 1)
+        if vectors > 1:
+            kept = "group"
+        elif each <= FEW_STEPS:
+            kept, distance = "all", FEW_STEPS
         numbers = range(number, number + 2)
         first, parts[0] = software_pipeline.ahead(parts[0], numbers, distance, kept, vectors)
         expanded = [first]
@@ -411,19 +413,12 @@ def _without_zeros(func: tirx.PrimFunc, chosen: Cut) -> tirx.PrimFunc:
 
 def _outer_loops(func: tirx.PrimFunc) -> list[tirx.For]:
     """Return the loops over images, lines, vectors, chunks and runs."""
-    (nest,) = (
-        stmt for stmt in ranges.statements(func.body.block.body) if isinstance(stmt, tirx.For)
-    )
+    _, (nest,) = ranges.nests(func)
     return ranges.opened(nest, len(ORDER) + 2)[0]
 
 
 def _only_if(loop: tirx.For, test: Any) -> tirx.For:
-    return _loop(loop, tirx.IfThenElse(test, loop.body, None))
-
-
-def _loop(loop: tirx.For, body: tirx.Stmt) -> tirx.For:
-    extent, kind, annotations = loop.extent, loop.kind, loop.annotations
-    return tirx.For(loop.loop_var, loop.min, extent, kind, body, annotations=annotations)
+    return ranges.looped(loop, tirx.IfThenElse(test, loop.body, None), loop.annotations)
 
 
 def _with_loops(func: tirx.PrimFunc, visit: Callable[[tirx.For], tirx.For]) -> tirx.PrimFunc:

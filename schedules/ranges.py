@@ -362,6 +362,14 @@ def opened(stmt: tirx.Stmt, most: int = sys.maxsize) -> tuple[list[tirx.For], ti
     return loops, stmt
 
 
+def looped(
+    loop: tirx.For, body: tirx.Stmt, annotations: Mapping[str, Any] | None = None
+) -> tirx.For:
+    """Return a loop with another body, and other annotations."""
+    extent, kind = loop.extent, loop.kind
+    return tirx.For(loop.loop_var, loop.min, extent, kind, body, annotations=annotations)
+
+
 def rooted(func: tirx.PrimFunc, body: tirx.Stmt, tensors: Sequence[Any]) -> tirx.Stmt:
     """Return a body for `func` that allocates `tensors`."""
     old = func.body.block

@@ -90,7 +90,7 @@ def ahead(
                 exists = _all([exists, tirx.Or(over, _all([now < count, *map(_first, inside)]))])
         made = element(later, now % count, start if kept == "all" else {})
         body = ranges.sequence(_between(made, exists, rest))
-        return _loop(loop, _loop(loop.body, body), {STEP: int64(1)})
+        return ranges.looped(loop, ranges.looped(loop.body, body), {STEP: int64(1)})
 
     steps = [_at_step(stmt, [], moved) for stmt in ranges.statements(root.body)]
     parts = [
@@ -124,7 +124,7 @@ def _between(made: tirx.Stmt, exists: Any, stmts: Sequence[tirx.Stmt]) -> list[t
     part = tirx.For(own, int64(0), int64(each), tirx.ForKind.SERIAL, part)
     part = tirx.IfThenElse(exists, part, None)
     every = tirx.SeqStmt([part, *ranges.statements(tiles.body)])
-    return [*before, _loop(tiles, every, tiles.annotations)]
+    return [*before, ranges.looped(tiles, every, tiles.annotations)]
 
 
 def _serial(stmt: tirx.Stmt) -> int:
@@ -147,15 +147,7 @@ def _at_step(
         return tirx.SeqStmt([_at_step(some, outer, changed) for some in stmt.seq])
     if STEP in stmt.annotations:
         return changed(outer, stmt)
-    return _loop(stmt, _at_step(stmt.body, [*outer, stmt], changed))
-
-
-def _loop(
-    loop: tirx.For, body: tirx.Stmt, annotations: Mapping[str, Any] | None = None
-) -> tirx.For:
-    """Return a loop with another body."""
-    extent, kind = loop.extent, loop.kind
-    return tirx.For(loop.loop_var, loop.min, extent, kind, body, annotations=annotations)
+    return ranges.looped(stmt, _at_step(stmt.body, [*outer, stmt], changed))
 
 
 def _first(loop: tirx.For) -> Any:
@@ -259,7 +251,7 @@ def behind(parts: Sequence[tirx.PrimFunc], shared: int, vectors: int = 1) -> lis
         steps.append(tirx.IfThenElse(number > 0, finished(which, before, number + 1), None))
     merged = ranges.sequence(steps)
     for loop in reversed(outer):
-        merged = _loop(loop, merged)
+        merged = ranges.looped(loop, merged)
     last = [finished(which, _places(outer, total - 1), total + 1) for which in range(len(later))]
     tensors = [one for root in roots for one in root.alloc_buffers if not one.same_as(tensor)]
     tensors = [held, *dict.fromkeys(tensors)]
@@ -309,7 +301,9 @@ def alongside(
 
 def _begun(loop: tirx.For, first: tirx.Stmt) -> tirx.For:
     """Return a loop at `STEP` each of whose iterations begins with a statement."""
-    return _loop(loop, tirx.SeqStmt([first, *ranges.statements(loop.body)]), {STEP: int64(1)})
+    return ranges.looped(
+        loop, tirx.SeqStmt([first, *ranges.statements(loop.body)]), {STEP: int64(1)}
+    )
 
 
 def _share(
