@@ -29,6 +29,7 @@ from bnncc.schedules import (
     multithreading,
     nchw,
     portable,
+    prefetch,
     ranges,
     tile_choice,
     zeros,
@@ -160,7 +161,7 @@ def apply(
 ) -> tirx.PrimFunc | None:
     """Schedule a binary convolution; None for weights in bit slices, which use a template."""
     if spec.weight_order == "nibbles":
-        return binary_lookup.apply(func, spec, target, point)
+        return prefetch.weights(binary_lookup.apply(func, spec, target, point), spec, target)
     if spec.weight_order in ("vectors", "halves"):
         return binary_neon.apply(func, spec, target, point)
     if spec.weight_order == tile_choice.ORDER:
@@ -184,7 +185,8 @@ def apply(
             if (flat.out_channels % layout.LANES if last else flat.out_channels >= layout.LANES)
         ]
         made = zeros.either(func, planes, made, ranges.joined([*_tables(func), *rest], 0))
-    return multithreading.one_region(made, before="xors")
+    made = multithreading.one_region(made, before="xors")
+    return prefetch.weights(made, spec, target)
 
 
 def _ordinary(

@@ -32,6 +32,7 @@ from bnncc.schedules import (
     intrin_amx,
     multithreading,
     nchw,
+    prefetch,
     ranges,
     software_pipeline,
     tile_cuts,
@@ -154,7 +155,9 @@ def apply(
         data = None
     if share is not None:
         parts = [_in_parallel(parts, share)]
-    return _configured(ranges.joined([*before, *parts], 0), chosen)
+    made = ranges.joined([*before, *parts], 0)
+    made = prefetch.next_rows(made, spec) if spec.rank == 2 else made
+    return _configured(made, chosen)
 
 
 def _nest(func: tirx.PrimFunc, name: str) -> tirx.PrimFunc:

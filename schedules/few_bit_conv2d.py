@@ -19,6 +19,7 @@ from bnncc.schedules import (
     intrin_wasm,
     intrin_x86,
     nchw,
+    prefetch,
     ranges,
     tile_choice,
 )
@@ -86,9 +87,10 @@ def apply(
     divided, rule = 3 * point.get("divide", 0), partial(_tiles, flat, target, point)
     before = (LEVELS,) if spec.method == "packed" else ()
     single = min(_budget(spec, target), MAX_VECTORS, layout.blocks(spec.out_channels))
-    return channel_tiles.ranged(
+    made = channel_tiles.ranged(
         func, flat, target, point, rule, vectors, divided, before=before, single=single
     )
+    return prefetch.weights(made, spec, target)
 
 
 def _tiles(

@@ -8,7 +8,7 @@ there are no blocks to schedule, and it cannot duplicate the buffers of sums.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -81,6 +81,15 @@ def blocks(func: tirx.PrimFunc) -> list[s_tir.SBlock]:
     """Return the blocks of a definition, each the body of a loop nest."""
     found = (opened(stmt) for stmt in statements(func.body.block.body))
     return [realize.block for loops, realize in found if loops]
+
+
+def views(func: tirx.PrimFunc, params: Iterable[Any]) -> set[Any]:
+    """Return parameters and all buffers declared as other views of them."""
+    found = {*params}
+    for stmt in of_kind(func.body, tirx.DeclBuffer):
+        if found & {*of_kind(stmt.data, tirx.Var)}:
+            found.add(stmt.buffer)
+    return found
 
 
 def _cut(loops: Sequence[tirx.For], realize: s_tir.SBlockRealize, bounds: Bounds) -> tirx.Stmt:

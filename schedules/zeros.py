@@ -17,7 +17,6 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules import ranges
-from bnncc.schedules.expressions import of_kind
 
 Buffer = Any
 Expr = Any
@@ -41,11 +40,7 @@ def without(func: tirx.PrimFunc, planes: Sequence[int], blocks: Sequence[str]) -
     -------
     tirx.PrimFunc
     """
-    absent = {func.params[i] for i in planes}
-    for stmt in ranges.statements(func.body.block.body):
-        if isinstance(stmt, tirx.DeclBuffer):
-            viewed = of_kind(stmt.data, tirx.Var)
-            absent |= {stmt.buffer} if absent & {*viewed} else set()
+    absent = ranges.views(func, (func.params[i] for i in planes))
     for block in ranges.blocks(func):
         if block.name_hint in blocks:
             absent |= {region.source for region in block.writes}

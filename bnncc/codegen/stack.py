@@ -14,6 +14,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.target import codegen
 
+from bnncc.schedules import prefetch
+
 ABI_BITS = 128
 """The alignment that functions can rely on."""
 
@@ -21,7 +23,6 @@ VECTORS = {"avx512f": 512, "avx": 256}
 """Bits of a vector by feature, widest first."""
 
 _COMPUTE = "compute_scope"
-_READ, _KEEP, _DATA = 0, 3, 1  # of `llvm.prefetch`
 
 
 def aligned(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -80,5 +81,4 @@ def _widest(body: tirx.Stmt) -> int:
 def _with_vector(body: tirx.Stmt, bits: int) -> tirx.Stmt:
     vector = tirx.decl_buffer((1,), f"uint32x{bits // 32}", "aligned")
     address = tirx.address_of(vector[0])
-    kept = tirx.call_intrin("void", "tirx.prefetch", address, _READ, _KEEP, _DATA)
-    return tirx.SeqStmt([tirx.AllocBuffer(vector), tirx.Evaluate(kept), body])
+    return tirx.SeqStmt([tirx.AllocBuffer(vector), prefetch.hint(address), body])
