@@ -31,6 +31,7 @@ class Step:
     ``relu``                                     ``v = max(v, 0)``
     ``clip``        `lo`, `hi` (attributes)      ``v = min(max(v, lo), hi)``
     ``prelu``       slope: f32 vector            ``v = v >= 0 ? v : v * slope[c]``
+    ``swish``                                    ``v = v * sigmoid(v)``, within 4 ulp
     ``store``       output, `layout`             ``out = v``
     ``bits``        output(s) uint32             sign plane of ``v``; bit = ``v >= 0`` if `compare`
                                                  is ``ge``, ``v > 0`` if ``gt``; with `zero` a
@@ -79,7 +80,7 @@ class Step:
 
 INPUTS_OF_STEP = {
     "affine": 2, "scale": 1, "shift": 1, "add": 1, "rsub": 1, "mul": 1, "div": 1, "gate": 1,
-    "relu": 0, "clip": 0, "prelu": 1, "store": 0, "bits": 0, "threshold": 1,
+    "relu": 0, "clip": 0, "prelu": 1, "swish": 0, "store": 0, "bits": 0, "threshold": 1,
     "levels": 1,
 }  # fmt: skip
 """Number of kernel inputs of each step, with exceptions in `step_inputs`."""

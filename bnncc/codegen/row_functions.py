@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,9 @@ from tvm import relax, te, tirx
 
 from bnncc.codegen.views import broadcast_index, source_of
 from bnncc.ir.graph import Graph, Node
+from bnncc.topi_binary.algebra import changed
+from bnncc.topi_binary.definitions.terms import SCALAR
+from bnncc.topi_binary.step import Step
 
 Expr = Any
 At = Callable[..., Expr]
@@ -120,16 +122,9 @@ def elementwise(function: Callable[[Expr], Expr]) -> Callable[..., relax.Expr | 
     return converter
 
 
-_FAR, _SHIFT = -64.0, 37.0
-"""Below `_FAR`, sigmoid(x) equals exp(x) in float32, and so exp(-shift) * sigmoid(x + shift), whose
-second factor is never subnormal where it matters. exp(-37) is nearly exact in float32."""
-
-
 def swish(x: Expr) -> Expr:
     """Return ``x * sigmoid(x)``."""
-    far, shift = x < tirx.const(_FAR, "float32"), tirx.const(_SHIFT, "float32")
-    factor = tirx.Select(far, x * tirx.const(math.exp(-_SHIFT), "float32"), x)
-    return factor * tirx.sigmoid(tirx.Select(far, x + shift, x))
+    return changed(SCALAR, Step("swish"), x, [])
 
 
 def softplus(x: Expr) -> Expr:

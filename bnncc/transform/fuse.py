@@ -188,7 +188,7 @@ class _Fuser:
                 if reader.op in DECISIONS:
                     group.events.append(self._decision(reader))
                     self.absorbed.add(id(reader))
-                elif follow is None and room and (event := self._absorb(reader, tip)) is not None:
+                elif follow is None and room and (event := self._absorb(group, reader)) is not None:
                     follow = event
                 else:
                     layouts.add(self._wanted_layout(reader))
@@ -248,10 +248,12 @@ class _Fuser:
         target = self.physical.target
         return target is not None and uses_tiles(spec, target)
 
-    def _absorb(self, reader: Node, tip: str) -> Event | None:
+    def _absorb(self, group: Group, reader: Node) -> Event | None:
+        tip, out = group.tip, reader.outputs[0]
         if self.kinds[id(reader)] != "glue" or id(reader) in self.absorbed:
             return None
-        out = reader.outputs[0]
+        if reader.op == SWISH:  # it takes too many registers beside products
+            return Event("function", out, reader) if isinstance(group.spec, Elementwise) else None
         if self.look.constant_glue(reader) == tip:
             return Event("apply", out, reader)
         operands = self.look.tensor_glue(reader)
@@ -412,7 +414,7 @@ class _Fuser:
                     self.absorbed.add(id(reader))
             group.tip = ""
             return group
-        event = self._absorb(node, data)
+        event = self._absorb(group, node)
         assert event is not None, node.name
         group.events.append(event)
         self.absorbed.add(id(node))

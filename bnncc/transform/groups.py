@@ -128,6 +128,10 @@ def _write_node(event: Event, writer: Writer) -> None:
     if event.kind == "tensor":
         _write_tensor(event, writer)
         return
+    if event.kind == "function":
+        writer.flush()
+        writer.step(Step("swish"), [], [])
+        return
     if node.op == ROUND:  # affects thresholds only: stored values are computed in float32
         return
     if node.op == "BatchNormalization":

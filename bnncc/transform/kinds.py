@@ -10,6 +10,7 @@ from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.halves import NARROW, ROUND
 from bnncc.ir.image_bits import IMAGE_BITS
 from bnncc.ir.quantizers import LEVELS, QUANTIZED_CONV
+from bnncc.ir.rows import SWISH
 from bnncc.recognise.affine import affine_of, has_constant_form
 from bnncc.recognise.few_bit import FEW_BIT_CONV
 from bnncc.recognise.products import BINARY_PRODUCT
@@ -223,7 +224,9 @@ class Kinds:
         )
 
     def constant_glue(self, node: Node) -> str | None:
-        """Return the data operand if `node` is elementwise with per-channel constants."""
+        """Return the data operand if `node` is elementwise, with per-channel constants at most."""
+        if node.op == SWISH:  # in images, TVM's `LowerIntrin` would take half a second per vector
+            return node.inputs[0] if len(self.graph.types[node.inputs[0]].shape) == 2 else None
         if node.op not in _CONSTANT_OPS:
             return None
         data = self.graph.computed(node.inputs)

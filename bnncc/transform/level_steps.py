@@ -71,7 +71,7 @@ class Chain:
 
     def follow(self, event: Event) -> None:
         """Apply an event to the function."""
-        if event.kind in ("tensor", "pool"):
+        if event.kind in ("tensor", "function", "pool"):
             self.pure = False
         elif event.kind == "apply" and event.node is not None:
             self.nodes.append(event.node)

@@ -87,10 +87,10 @@ def _applies(node: Node, graph: Graph, consumers: dict[str, list[Node]]) -> bool
 def _beside(
     node: Node, graph: Graph, consumers: dict[str, list[Node]], rows: dict[str, str]
 ) -> bool:
-    """Whether a binary operator adjoins a product before it, or a decision after it."""
+    """Whether an operator on elements adjoins a product before it, or a decision after it."""
     kind = graph.types[node.outputs[0]]
     if (
-        node.op not in ("Add", "Sub", "Mul", "Div")
+        node.op not in ("Add", "Sub", "Mul", "Div", "Sigmoid")
         or len(kind.shape) < 3
         or kind.dtype != "float32"
     ):

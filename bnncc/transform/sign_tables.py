@@ -45,7 +45,7 @@ def plan(group: Group, graph: Graph) -> tuple[dict[str, tuple[th.Planes, np.ndar
     for event in group.events:
         if event.kind == "apply" and event.node is not None:
             chain.append(event.node)
-        elif event.kind == "tensor":
+        elif event.kind in ("tensor", "function"):
             pure = False
         elif event.kind == "store":
             all_pure = False

@@ -14,6 +14,7 @@ from bnncc import schedules
 from bnncc.schedules.templates.window import taps_inside
 from bnncc.targets import catalog
 from bnncc.topi_binary import reference
+from bnncc.topi_binary.build import input_types
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Conv2d, Elementwise, Pool2d, RowPool, Step, output_size
 from bnncc.tuning.cases import make
@@ -21,6 +22,7 @@ from tests.kernel_harness import (
     EMULATED,
     FLOAT_TARGETS,
     HERE,
+    IN_NODE,
     TARGETS,
     build,
     clear_tails,
@@ -235,6 +237,35 @@ def test_means_call_nothing(extra: tuple[int, int], target: str) -> None:
     window = {"pads": (1, 1, 1, 1), "ceil_extra": extra, "steps": (Step("store"),)}
     for kind in ("avg", "avg_full"):
         _check(Pool2d(1, 5, 9, 20, kind, (2, 2), (2, 2), **window), target, 0)
+
+
+SWISH = (Step("swish"), Step("mul"), Step("store"))
+
+
+@pytest.mark.parametrize("target", [*FLOAT_TARGETS, *IN_NODE])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Elementwise(3, 1, 1, 70, steps=SWISH, rank=2),
+        Elementwise(2, 3, 5, 21, steps=(Step("shift"), *SWISH)),
+    ],
+    ids=["rows", "pixels"],
+)
+def test_swish_is_within_4_ulp(spec: Elementwise, target: str) -> None:
+    """Down to where the result is a denormal number, and beyond."""
+    rng = np.random.default_rng(7)
+    inputs = [np.zeros(shape, "float32") for shape, _ in input_types(spec)]
+    x = inputs[0].reshape(-1)
+    x[:] = rng.uniform(-110, 20, x.size) * rng.choice([1, 0.01], x.size)
+    x[:8] = np.inf, 0, -0.0, 1e-45, -1e-45, -87.5, -103, 3e38
+    inputs[-1][:] = 2
+    (found,) = run_kernel(spec, inputs, target)
+    wide = inputs[0].astype(np.float64)
+    exact = 2 * wide / (1 + np.exp(-wide))
+    finite = np.abs(exact) < 3.4e38
+    assert np.array_equal(np.isinf(found), ~finite)
+    unit = np.spacing(np.abs(exact[finite]).astype(np.float32))
+    assert (np.abs(found[finite] - exact[finite]) <= 4 * unit).all()
 
 
 BIG = [

@@ -43,6 +43,13 @@ def test_layers_are_found_and_right(name: str) -> None:
     assert bnncc.verify(model, artifact)["passed"]
 
 
+def test_a_gate_is_one_kernel() -> None:
+    """Between linear layers, ``x * sigmoid(x)`` times another tensor is computed in one pass."""
+    kernels = bnncc.compile(BLOCKS["bitnet encoder"](), threads=1).report["kernels"]
+    (gate,) = (k for k in kernels if any(node.startswith("sigmoid") for node in k["nodes"]))
+    assert gate["op"] == "elementwise"
+
+
 @needs_gcc
 @pytest.mark.parametrize("name", SLOW)
 def test_portable_c_is_right(name: str, tmp_path: Path) -> None:

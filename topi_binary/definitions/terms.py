@@ -33,6 +33,7 @@ SCALAR = Algebra(
     div=operator.truediv,
     max=T.max,
     min=T.min,
+    sigmoid=T.sigmoid,
     compare=lambda left, how, right: _COMPARE[how](left, right),
     both=T.And,
     not_negative=lambda value: value >= T.float32(0),

@@ -100,6 +100,10 @@ def _apply(step: Step, value: Array, stream: Iterator[Array], channels: int) -> 
         return np.minimum(np.maximum(value, np.float32(step.lo)), np.float32(step.hi))
     if step.op == "prelu":
         return np.where(value >= 0, value, value * next(stream)[:channels])
+    if step.op == "swish":
+        wide = value.astype(np.float64)
+        with np.errstate(over="ignore"):  # exp(-x) is infinite, and the quotient 0
+            return (wide / (1 + np.exp(-wide))).astype(np.float32)
     if step.op == "gate":
         return value * next(stream)[:, None, None, :]
     other = nhwc(next(stream).astype(np.float32), step.layout)
