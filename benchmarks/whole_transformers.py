@@ -6,9 +6,9 @@
 The shapes are those of a 0.6B embedding encoder (`transformer_networks.SMALL_06B`), with ternary
 weights and int8 activations scaled per token. *decode* computes one token with a cache of 512, in
 place and copied; its bounds are reading all weights once, and all weights and the cache, at the
-rate of reading as many bytes in the same run. *encoder* reads 128 tokens; its bound is what the linear
-layers take at the rate of the int8 instruction. ONNX Runtime and OpenVINO compute the same network
-with int8 weights, of which each layer quantizes its data (`DynamicQuantizeLinear` and
+rate of reading as many bytes in the same run. *encoder* reads 128 tokens; its bound is what the
+linear layers take at the rate of the int8 instruction. ONNX Runtime and OpenVINO compute the same
+network with int8 weights, of which each layer quantizes its data (`DynamicQuantizeLinear` and
 `MatMulInteger`), PyTorch in bfloat16.
 
 Our outputs are compared with those of ONNX Runtime on the same file, those of the peers with ours.
@@ -48,7 +48,7 @@ ALIKE = 0.99
 """Least correlation with a peer, which rounds activations to other integers."""
 
 BURST = 0.1
-"""Seconds per turn: what a token needs stays in the last-level cache for the next one, if it fits."""
+"""Seconds per turn: what one token reads is in the last-level cache for the next, if it fits."""
 
 CLOSE = 0.05
 """Of the largest output: a quantizer that rounds the other way changes all that follows."""
