@@ -156,7 +156,8 @@ def apply(
     if share is not None:
         parts = [_in_parallel(parts, share)]
     made = ranges.joined([*before, *parts], 0)
-    made = prefetch.next_rows(made, spec) if spec.rank == 2 else made
+    if spec.rank == 2:
+        made = prefetch.next_rows(prefetch.weights(made, spec, target), spec)
     return _configured(made, chosen)
 
 

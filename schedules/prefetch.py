@@ -9,7 +9,7 @@ next row is thousands of bytes away.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from bnncc.schedules import epilogue, ranges
 from bnncc.schedules.expressions import of_kind
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.build import first_step_input
-from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d, Spec
+from bnncc.topi_binary.definitions.byte_products import Layer
+from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
 
 AHEAD = 4096
 """Bytes between what is read and what is prefetched: on Emerald Rapids, 1,024 are too few, and
@@ -35,30 +36,32 @@ def hint(address: Any) -> tirx.Stmt:
     return tirx.Evaluate(call)
 
 
-def pays(spec: BinaryConv2d | FewBitConv2d, target: TargetSpec) -> bool:
+_HELD_UP: dict[type, Callable[[Any, TargetSpec], bool]] = {
+    BinaryConv2d: lambda _, target: target.popcount != "vector",
+    FewBitConv2d: lambda spec, _: spec.method == "packed",
+}
+"""By kind of layer: whether several instructions are executed per cache line of weights. Otherwise
+the hardware prefetcher keeps up."""
+
+
+def pays(spec: Layer, target: TargetSpec) -> bool:
     """Return whether the weights of `spec` should be prefetched.
 
-    Those of a convolution are read again for each tile of pixels. Where one instruction counts the
-    bits of a vector, or bytes are multiplied as they are, there is little else to do per cache
-    line, and the hardware prefetcher keeps up.
+    Those of a convolution are read again for each tile of pixels.
     """
-    if spec.rank != 2 or target.arch != "x86_64":
-        return False
-    if isinstance(spec, FewBitConv2d):
-        return spec.method == "packed"
-    return target.popcount != "vector"
+    held_up = _HELD_UP.get(type(spec))
+    dense = target.arch == "x86_64" and spec.rank == 2
+    return held_up is not None and dense and held_up(spec, target)
 
 
-def weights(
-    func: tirx.PrimFunc, spec: BinaryConv2d | FewBitConv2d, target: TargetSpec
-) -> tirx.PrimFunc:
+def weights(func: tirx.PrimFunc, spec: Layer, target: TargetSpec) -> tirx.PrimFunc:
     """Prefetch weights `AHEAD` of where they are read, if that pays.
 
     Parameters
     ----------
     func : tirx.PrimFunc
         A scheduled kernel; its innermost blocks read at most a cache line of the weights each.
-    spec : BinaryConv2d or FewBitConv2d
+    spec : Layer
         Spec of the kernel.
     target : TargetSpec
         The target.
@@ -80,7 +83,7 @@ def weights(
     return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlock, visit)))
 
 
-def next_rows(func: tirx.PrimFunc, spec: Spec) -> tirx.PrimFunc:
+def next_rows(func: tirx.PrimFunc, spec: Layer) -> tirx.PrimFunc:
     """Prefetch the next row of all tensors that the epilogue of a dense layer reads and writes."""
     views = ranges.views(func, func.params[first_step_input(spec) :])
 

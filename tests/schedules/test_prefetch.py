@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -53,8 +54,14 @@ def hinted(spec: Spec, target: str) -> list[tuple[int, list[int]]]:
     return found
 
 
-@pytest.mark.parametrize("target", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
-@pytest.mark.parametrize("spec", [PACKED, BINARY], ids=["few bits", "binary"])
+@pytest.mark.parametrize(
+    ("spec", "target"),
+    [
+        *product((PACKED, BINARY), ("x86-64-v2", "x86-64-v3", "x86-64-v4")),
+        (PACKED, "x86-64-v4-vpopcntdq"),
+        (replace(TILES, steps=(Step("affine"), Step("bits"))), "x86-64-v4-amx"),
+    ],
+)
 def test_weights_of_dense_layers(spec: Any, target: str) -> None:
     found = hinted(spec, target)
     assert found
@@ -66,7 +73,7 @@ def test_weights_of_dense_layers(spec: Any, target: str) -> None:
 
 def test_rows_of_an_epilogue() -> None:
     """The next row of the tensor that is multiplied and of the result, not of one per row."""
-    found = hinted(TILES, "x86-64-v4-amx")
+    found = [x for x in hinted(TILES, "x86-64-v4-amx") if x[0] != TILES.weight_position]
     tensor = first_step_input(TILES) + 3  # after scale, bias, and the divisor of each row
     assert {number for number, _ in found} == {tensor, len(input_types(TILES))}
     assert all(distance[-2:] == [1, 0] for _, distance in found)
