@@ -91,8 +91,10 @@ CASES = {
         " e = Add(v,half) r = Sqrt(e) y = Div(d,r)}",
         "bnncc.Sign MatMul ReduceMean Sub Mul ReduceMean Add Sqrt Div",
         "bnncc.Sign MatMul bnncc.RowNorm", {"w": signs(32, 8)}),
-    "rows": Case(f"(float[2,5,32] x) => (y) {{{decided('x', 's')} y = MatMul(s,w)}}",
-        "bnncc.Sign MatMul", "Reshape bnncc.Sign MatMul Reshape", {"w": signs(32, 8)}),
+    "rows": Case(
+        f"(float[2,5,32] x) => (y) {{{decided('x', 's')} a = MatMul(s,w) g = Sigmoid(a)"
+        " y = Mul(a,g)}", "bnncc.Sign MatMul Sigmoid Mul",
+        "Reshape bnncc.Sign MatMul Sigmoid Mul Reshape", {"w": signs(32, 8)}),
     "moves": Case(
         f"(float[2,3,4,4] x) => (y) {{f = Flatten(x) {decided('f', 's')} y = MatMul(s,w)}}",
         "Flatten bnncc.Sign MatMul", "bnncc.Sign Flatten MatMul", {"w": signs(48, 8)}),
@@ -125,10 +127,12 @@ CASES = {
     "softmax": Case(
         f"{IMAGE} {{a = Softmax<axis=-1>(x) b = Sigmoid(a) y = Mul(a,b)}}",
         "Softmax Sigmoid Mul", "bnncc.RowSoftmax bnncc.Swish", {}),
-    "fuse": Case(f"{WIDE} {{{decided('x', 's')} c = Conv(s,w) y = Relu(c)}}",
-        "bnncc.Sign bnncc.BinaryConv Relu",
-        "Elementwise[bits] BinaryConv2d[affine,relu,store]",
-        {"w": signs(8, 32, 3, 3)}),
+    "fuse": Case(
+        f"(float[2,32] x, float[2,8] z) => (y) {{{decided('x', 's')} a = MatMul(s,w) b = Relu(a)"
+        " g = Sigmoid(b) c = Mul(b,g) y = Mul(z,c)}",
+        "bnncc.Sign bnncc.BinaryConv Relu bnncc.Swish Mul",
+        "Elementwise[bits] BinaryConv2d[affine,relu,store] Elementwise[swish,mul,store]",
+        {"w": signs(32, 8)}),
     "in place": Case(
         f"{WIDE} {{p = Relu(x) {decided('x', 's')} c = Conv<pads=[1,1,1,1]>(s,w) a = Add(c,p)"
         f" {decided('a', 't')} d = Conv<pads=[1,1,1,1]>(t,v) y = Add(d,a)}}",
