@@ -9,11 +9,14 @@ of two.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
+from tvm.ir import prim
 
 from bnncc.schedules import code_instructions, float_functions, ranges, tile_choice
 from bnncc.schedules.registry import function, row
@@ -86,13 +89,19 @@ def microseconds(spec: Spec, target: TargetSpec, bytes_per_us: float = _BYTES) -
     Returns
     -------
     float
-        The larger of the times for its products and for its tensors.
+        The larger of the times for its products and for its tensors, and that for functions.
     """
     moved = 0
     for shape, dtype in (*input_types(spec), *output_types(spec)):
-        extents = [extent if isinstance(extent, int) else 1 for extent in shape]
-        moved += math.prod(extents) * (1 if dtype == "uint8" else 4)
-    return max(multiplying(spec, target), moved / bytes_per_us)
+        moved += _count(shape) * (1 if dtype == "uint8" else 4)
+    functions = sum(step.op == "swish" for step in spec.all_steps)
+    called = functions * max((_count(shape) for shape, _ in output_types(spec)), default=0)
+    calling = called / _FUNCTIONS["tirx.sigmoid"]
+    return max(multiplying(spec, target), moved / bytes_per_us) + calling
+
+
+def _count(shape: Sequence[Any]) -> int:
+    return math.prod(extent if isinstance(extent, int) else 1 for extent in shape)
 
 
 def multiplying(spec: Spec, target: TargetSpec) -> float:
@@ -123,7 +132,7 @@ def estimated(func: tirx.PrimFunc, spec: Spec | None, target: TargetSpec) -> flo
         return None
     if spec is not None:
         return microseconds(spec, target, _CACHED)
-    plain, calling = [0.0], [0.0]
+    plain, products, calling = [0.0], [0.0], [0.0]
     called: list[str] = []
 
     def name(call: tvm.ir.Call) -> None:
@@ -137,11 +146,26 @@ def estimated(func: tirx.PrimFunc, spec: Spec | None, target: TargetSpec) -> flo
         rates = [_FUNCTIONS[one] for one in called if one in _FUNCTIONS]
         if rates:
             calling.append(steps / min(rates))
+        elif _sums_products(block):
+            products.append(steps / (_FLOATS * target.vector_bits / 512))
         elif extents:
             plain.append(steps)
 
     tvm_ffi.structural_walk(func.body, (s_tir.SBlock, visit))
-    return max(plain) / _STEPS + sum(calling)
+    return max(plain) / _STEPS + sum(products) + sum(calling)
+
+
+def _sums_products(block: s_tir.SBlock) -> bool:
+    """Whether a block is a matrix product: it adds products of elements of two tensors."""
+    stored = block.body
+    if not isinstance(stored, tirx.BufferStore) or not isinstance(stored.value, prim.Add):
+        return False
+    factors = stored.value.b
+    return (
+        any(axis.iter_type == tirx.IterVar.CommReduce for axis in block.iter_vars)
+        and isinstance(factors, prim.Mul)
+        and all(isinstance(one, tvm.ir.TensorLoad) for one in (factors.a, factors.b))
+    )
 
 
 def bits(spec: BinaryConv2d, target: TargetSpec) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tvm import te
 
 import bnncc
 from bnncc import schedules
@@ -179,6 +180,20 @@ def test_grain() -> None:
     # moves 100 * 100 * 64 * (4 + 1/8) bytes at 1e4 a microsecond
     pack = Elementwise(1, 100, 100, 64, steps=(Step("bits"),))
     assert multithreading.microseconds(pack, target) == pytest.approx(100 * 100 * (256 + 8) / 1e4)
+    gate = Elementwise(64, 1, 1, 300, steps=(Step("swish"), Step("store")), rank=2)
+    # and 64 * 300 sigmoids at 1200 a microsecond
+    wanted = 64 * 300 * (8 / 1e4 + 1 / 1200)
+    assert multithreading.microseconds(gate, target) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(("name", "rate"), [("x86-64-v4", 6e4), ("x86-64-v3", 3e4)])
+def test_products_of_two_tensors_are_estimated_as_products(name: str, rate: float) -> None:
+    left, right = te.placeholder((40, 50), name="left"), te.placeholder((50, 60), name="right")
+    k = te.reduce_axis((0, 50))
+    made = te.compute((40, 60), lambda i, j: te.sum(left[i, k] * right[k, j], axis=k))
+    func = te.create_prim_func([left, right, made])
+    found = multithreading.estimated(func, None, catalog.resolve(name))
+    assert found == pytest.approx(40 * 50 * 60 / rate)
 
 
 def test_floats_on_tiles_are_estimated_by_what_tiles_multiply() -> None:
