@@ -156,8 +156,7 @@ def apply(
     if share is not None:
         parts = [_in_parallel(parts, share)]
     made = ranges.joined([*before, *parts], 0)
-    if spec.rank == 2:
-        made = prefetch.next_rows(prefetch.weights(made, spec, target), spec)
+    made = prefetch.next_rows(prefetch.weights(made, spec, target), spec, target)
     return _configured(made, chosen)
 
 

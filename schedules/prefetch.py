@@ -4,11 +4,12 @@ A network reads each weight of a dense layer once per run, and its other layers 
 of these weights in the caches since. So they come from the last-level cache or from memory, where a
 hardware prefetcher follows a stream, but not far enough ahead if several instructions are executed
 per cache line. It does not follow results at all: a tile writes a few channels of each row, and the
-next row is thousands of bytes away.
+next row is thousands of bytes away. So it is where pointwise layers write many channels of pixels.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -83,8 +84,14 @@ def weights(func: tirx.PrimFunc, spec: Layer, target: TargetSpec) -> tirx.PrimFu
     return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlock, visit)))
 
 
-def next_rows(func: tirx.PrimFunc, spec: Layer) -> tirx.PrimFunc:
-    """Prefetch the next row of all tensors that the epilogue of a dense layer reads and writes."""
+def next_rows(func: tirx.PrimFunc, spec: Layer, target: TargetSpec) -> tirx.PrimFunc:
+    """Prefetch the next row, or pixel, of what the epilogue of a layer on tiles reads and writes.
+
+    If the layer is dense, or pointwise with results that leave no room for data in the L2 cache.
+    """
+    size = 4 * math.prod((*spec.output_hw, spec.out_channels))
+    if spec.rank != 2 and not (spec.pointwise and size > target.l2_bytes // 2):
+        return func
     views = ranges.views(func, func.params[first_step_input(spec) :])
 
     def visit(block: s_tir.SBlock) -> s_tir.SBlock:

@@ -80,6 +80,21 @@ def test_rows_of_an_epilogue() -> None:
 
 
 @pytest.mark.parametrize(
+    ("size", "kernel", "some"), [(28, 1, True), (14, 1, False), (28, 3, False)]
+)
+def test_rows_of_pixels(size: int, kernel: int, some: bool) -> None:
+    """Of pointwise layers whose results fill half of the L2 cache."""
+    spec = FewBitConv2d(
+        1, size, size, 256, 512, (kernel, kernel), pads=(kernel // 2,) * 4, data_bits=8,
+        weight_bits=2, method="packed", steps=AFFINE,
+    )  # fmt: skip
+    found = hinted(spec, "x86-64-v4-amx")
+    assert {(number, *distance[-2:]) for number, distance in found} == (
+        {(4, 1, 0)} if some else set()
+    )
+
+
+@pytest.mark.parametrize(
     ("spec", "target"),
     [
         (replace(PACKED, n=1, height=6, width=6, rank=4), "x86-64-v3"),  # read for each pixel
