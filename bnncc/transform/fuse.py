@@ -252,8 +252,10 @@ class _Fuser:
         tip, out = group.tip, reader.outputs[0]
         if self.kinds[id(reader)] != "glue" or id(reader) in self.absorbed:
             return None
-        if reader.op == SWISH:  # it takes too many registers beside products
-            return Event("function", out, reader) if isinstance(group.spec, Elementwise) else None
+        if reader.op == SWISH:  # it takes too many registers beside products or another function
+            first = all(event.kind != "function" for event in group.events)
+            alone = first and isinstance(group.spec, Elementwise)
+            return Event("function", out, reader) if alone else None
         if self.look.constant_glue(reader) == tip:
             return Event("apply", out, reader)
         operands = self.look.tensor_glue(reader)
