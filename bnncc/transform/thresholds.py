@@ -18,8 +18,9 @@ import numpy as np
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 
-ALWAYS = np.iinfo(np.int32).max
-NEVER = np.iinfo(np.int32).min
+ALWAYS, NEVER = 2**30, -(2**30)
+"""Thresholds that every sum meets, and none. Not the limits of int32: TVM moves terms of a sum to
+the other side of the comparison, as if nothing overflowed."""
 _CHUNK = 1 << 22
 
 
