@@ -4,7 +4,7 @@ A network reads each weight of a dense layer once per run, and its other layers 
 of these weights in the caches since. So they come from the last-level cache or from memory, where a
 hardware prefetcher follows a stream, but not far enough ahead if several instructions are executed
 per cache line. It does not follow results at all: a tile writes a few channels of each row, and the
-next row is thousands of bytes away. So it is where pointwise layers write many channels of pixels.
+next row is thousands of bytes away. Pointwise layers with many channels write pixels likewise.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ class Event:
     """One operation on the value of a group."""
 
     kind: str
-    """``apply`` (a node with constants), ``tensor`` (a node with another tensor), ``function`` (one
-    that is rounded otherwise than ONNX Runtime's), ``sign``, ``levels``, ``store``, ``pool``
-    (max-pooling of a float convolution: at most once, preceded by ``apply`` only)."""
+    """``apply`` (a node with constants), ``tensor`` (a node with another tensor), ``function``
+    (swish, which is approximated), ``sign``, ``levels``, ``store``, ``pool`` (max-pooling of a
+    float convolution: at most once, preceded by ``apply`` only)."""
     tensor: str
     """The logical tensor concerned: the result of the node, or the tensor to store."""
     node: Node | None = None

@@ -16,8 +16,10 @@ from bnncc.schedules import multithreading, tile_choice, with_weight_order
 from bnncc.targets import catalog
 from bnncc.topi_binary import layout, reference
 from bnncc.topi_binary.spec import BinaryConv2d, Step, to_json
+from bnncc.transform.thresholds import ALWAYS, NEVER
+from bnncc.tuning.cases import make
 from tests.binary_cases import batches, build, check, make_inputs, run
-from tests.kernel_harness import EMULATED, HERE, TARGETS, TILES
+from tests.kernel_harness import EMULATED, HERE, TARGETS, TILES, run_kernel
 
 EXAMPLES = 50 if os.environ.get("BNNCC_TEST_ALL") else 2
 THRESHOLD = (Step("threshold"),)
@@ -265,3 +267,19 @@ def test_oracle_of_a_hand_computed_convolution() -> None:
     (dot,) = reference.binary_conv2d(spec, [data, weight, *affine])
     # Left: the pad counts 0, then 1*-1 + 1*1. Right: 1*1 + 1*1, then 1*-1 + -1*1.
     assert dot.ravel().tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("target", [*HERE, *TILES])
+@pytest.mark.parametrize("ternary", [False, True])
+def test_channels_that_never_change(ternary: bool, target: str) -> None:
+    """Their thresholds are beyond all sums, but no comparison may overflow."""
+    spec = BinaryConv2d(
+        1, 10, 12, 70, 48, (3, 3), pads=(1, 1, 1, 1), ternary=ternary, steps=(Step("threshold"),)
+    )
+    spec = with_weight_order(spec, catalog.resolve(target))
+    case = make(spec)
+    case.inputs[-1][::3], case.inputs[-1][1::3] = NEVER, ALWAYS
+    (found,) = run_kernel(spec, case.inputs, target)
+    bits = np.unpackbits(found.view(np.uint8), axis=-1, bitorder="little")[..., :48]
+    assert not bits[..., ::3].any()
+    assert bits[..., 1::3].all()

@@ -1,4 +1,4 @@
-"""Prefetch of weights and of rows: where it is, and that it reads no memory."""
+"""Prefetch of weights and of rows: which layers do it, and of which addresses."""
 
 from __future__ import annotations
 
