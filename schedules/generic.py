@@ -192,7 +192,11 @@ def as_defined(
 
 
 def _for_gpu(func: tirx.PrimFunc, target: TargetSpec) -> tirx.PrimFunc:
-    """Apply TVM's GPU rules: matrix products, reductions, and one thread per result."""
+    """Apply the first of TVM's GPU rules that can be lowered.
+
+    They are for matrix products, reductions, and one thread per result. Some share a reduction
+    among threads that lowering refuses, e.g. a maximum that starts from infinity.
+    """
     from tvm.s_tir import dlight
 
     device = tvm.target.Target({"kind": "cuda", "arch": target.gpus[0]}, host="llvm")
@@ -200,9 +204,11 @@ def _for_gpu(func: tirx.PrimFunc, target: TargetSpec) -> tirx.PrimFunc:
     with device:
         for rule in (*rules, dlight.gpu.GeneralReduction(), dlight.gpu.Fallback()):
             try:
-                done = dlight.ApplyDefaultSchedule(rule)(tvm.IRModule({"main": func}))["main"]
+                made = dlight.ApplyDefaultSchedule(rule)(tvm.IRModule({"main": func}))
+                s_tir.transform.LowerCrossThreadReduction()(made)
             except Exception:  # ScheduleError, e.g. for products with a tensor of rank 0
                 continue
+            done = made["main"]
             if done.attrs is not None and done.attrs.get("tirx.is_scheduled"):
                 return done
     return func

@@ -24,6 +24,8 @@
 #define __restrict__ __restrict
 
 struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(8) int2 { int x, y; };
+struct alignas(8) float2 { float x, y; };
 
 // What TVM's text takes from cuda_fp16.h.
 struct __half {
@@ -44,6 +46,9 @@ struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(16) int4 { int x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
@@ -401,6 +406,13 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 // Right but for the last bit, as on a GPU.
 inline float __fdividef(float a, float b) { return std::nextafterf(a / b, 0.0f); }
+inline float rsqrtf(float a) { return std::nextafterf(float(1 / std::sqrt(double(a))), 0.0f); }
+
+// What TVM's text takes from math_constants.h.
+#define CUDART_INF_F __builtin_inff()
+#define CUDART_INF __builtin_inf()
+#define CUDART_NAN_F __builtin_nanf("")
+#define CUDART_NAN __builtin_nan("")
 inline int __float_as_int(float number) {
   int bits;
   memcpy(&bits, &number, sizeof bits);

@@ -44,7 +44,7 @@ def plug_in(folder: Path) -> None:
 
 def emulated(source: str, arch: str, folder: Path) -> bytes:
     """Return "machine code" of `source`: where its emulated kernels are."""
-    for header in ("cuda.h", "cuda_fp16.h"):
+    for header in ("cuda.h", "cuda_fp16.h", "math_constants.h"):
         Path(folder, header).touch()
     text = _DECLARED.sub("", source)
     kernels = _KERNEL.findall(text)

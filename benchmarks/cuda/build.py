@@ -97,6 +97,7 @@ def checks(target: TargetSpec, folder: Path, quick: bool) -> build.Contents:
     """Build what tests run on a GPU: kernels with inputs and outputs of their own, and networks."""
     sys.path.insert(0, str(ROOT))
     from tests import cuda_cases, exact_networks
+    from tests.transformer_blocks import BLOCKS
 
     found = cuda_cases.odd(target)
     if quick:
@@ -123,6 +124,8 @@ def checks(target: TargetSpec, folder: Path, quick: bool) -> build.Contents:
     assert len(made) == len(found), "some kernels were not built"
     count = 1 if quick else cuda_cases.NETWORKS
     whole = [checked(cuda_cases.network(i), f"random-{i}", target, {}) for i in range(count)]
+    blocks = [] if quick else list(BLOCKS)
+    whole += [checked(BLOCKS[b](), f"block-{b.replace(' ', '-')}", target, {}) for b in blocks]
     known = list(exact_networks.exact())
     for network in known[-1:] if quick else known:
         whole += exact(network, target)

@@ -38,6 +38,7 @@ from tests import cuda_cases
 from tests.cuda_cases import Odd
 from tests.cuda_emulator import COMPILER
 from tests.devices import DIGITS
+from tests.transformer_blocks import BLOCKS
 
 ROOT = Path(__file__).resolve().parents[2]
 TVM_LIBRARIES = Path(str(importlib.util.find_spec("tvm").origin)).parent / "lib"  # type: ignore
@@ -489,3 +490,31 @@ def test_a_rule_of_tvm_that_fails_is_passed_over() -> None:
         f"(int64[N] y) {{ {body} }}"
     )
     assert bnncc.compile(model, target="cuda-sm80").report["kernels"]
+
+
+@compiles
+@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])
+def test_a_rule_of_tvm_that_cannot_be_lowered_is_passed_over(op: str) -> None:
+    """TVM shares the maximum of one row among threads; it cannot from infinity, as bnncc starts."""
+    body = (
+        "k = Constant<value_ints = [2]>() c = Constant<value_float = 0.5>() "
+        f"a = Abs(x) t = {op}(a, k) u = Max(t, c) y = Div(c, u)"
+    )
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 18]> g (float[1, 1, 128] x) => '
+        f"(float[1, 1, 1] y) {{ {body} }}"
+    )
+    assert bnncc.compile(model, target="cuda-sm80").report["kernels"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(COMPILER is None, reason="needs g++ on x86-64")
+@pytest.mark.parametrize("name", BLOCKS)
+def test_transformers_run_on_an_emulated_gpu(name: str, tmp_path: Path) -> None:
+    """Compiling runs the artifact and compares it with the model."""
+    script = (
+        "import bnncc\nfrom tests.transformer_blocks import BLOCKS\n"
+        f"bnncc.compile(BLOCKS[{name!r}](), target='cuda-sm80')\n"
+    )
+    done = on_emulated_gpu(script, tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
