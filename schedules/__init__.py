@@ -110,11 +110,12 @@ def with_packed_operands(spec: Conv2d, target: TargetSpec | None) -> Conv2d:
     from bnncc.schedules import float_layers, tile_choice
     from bnncc.topi_binary import quantization
 
+    cpu = target is None or not target.gpus
+    apart = spec.operands == "bfloat16" and cpu and not quantization.side_by_side(spec)
     if target is None:
-        return replace(spec, packed=1)
-    made = replace(spec, packed=float_layers.packed(spec.operands, target))
-    tiled = made if quantization.apart(made) else replace(made, apart=True)
-    if tile_choice.pays(tiled, target):
+        return replace(spec, packed=1, apart=apart)
+    made = replace(spec, packed=float_layers.packed(spec.operands, target), apart=apart)
+    if tile_choice.pays(tiled := replace(made, apart=True), target):
         return tiled
     return replace(made, packed=1) if tile_choice.slow_pairs(made, target) else made
 
@@ -130,7 +131,7 @@ def with_three_terms(spec: Conv2d, target: TargetSpec | None) -> Conv2d:
     """Return `spec` with bfloat16 operands in three terms, if that is faster."""
     from bnncc.schedules import tile_choice
 
-    made = replace(spec, operands="bfloat16x3", packed=2)
+    made = replace(spec, operands="bfloat16x3", packed=2, apart=True)
     return made if target is not None and tile_choice.pays(made, target) else spec
 
 

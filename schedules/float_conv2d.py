@@ -27,7 +27,6 @@ from bnncc.schedules.space import Point
 from bnncc.schedules.templates.channel_tiles import Group
 from bnncc.schedules.templates.window import Segment
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import quantization
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import Conv2d
@@ -37,7 +36,7 @@ def writes_nchw(spec: Conv2d, target: TargetSpec) -> bool:
     """Return whether the kernel of `spec` writes NCHW results itself."""
     if spec.method != "direct" or spec.pool is not None or tile_choice.pays(spec, target):
         return False
-    plain = spec.operands == "float32" or quantization.apart(spec)
+    plain = spec.operands == "float32" or spec.apart
     return plain and nchw.fits(spec, target)
 
 
@@ -45,7 +44,7 @@ def direct(
     func: tirx.PrimFunc, spec: Conv2d, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc | None:
     """Schedule a direct float convolution; None for kernels with a ring buffer of rows."""
-    if spec.method == "direct" and quantization.apart(spec):
+    if spec.method == "direct" and spec.apart:
         return bfloat16_conv2d.apply(func, spec, target, threads, point)
     if spec.method != "direct" or spec.operands != "float32":
         return None

@@ -69,7 +69,7 @@ SHARING_VECTORS = 4
 
 def conv2d_space(spec: Conv2d, target: TargetSpec, threads: int) -> Space:
     """Return the search space of a float convolution or dense layer."""
-    if spec.method == "direct" and quantization.apart(spec):
+    if spec.method == "direct" and spec.apart:
         return bfloat16_conv2d.space(spec, target, threads)
     made = _one_thread(spec, target)
     if threads == 1:

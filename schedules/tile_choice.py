@@ -66,7 +66,7 @@ def _floats(spec: Conv2d, target: TargetSpec) -> bool:
     if spec.operands == "bfloat16x3":
         plain &= spec.kernel == (1, 1) and not any(spec.pads) and spec.groups == 1
         plain &= spec.channels <= MAX_TERMS
-    return plain and "amx_bf16" in target.features and quantization.apart(spec)
+    return plain and "amx_bf16" in target.features and spec.apart
 
 
 def _bytes(spec: BinaryConv2d | FewBitConv2d, target: TargetSpec) -> bool:

@@ -376,8 +376,9 @@ def _bfloat(target: TargetSpec) -> Iterator[Spec]:
     for spec in (
         TILED[0], small, replace(small, kernel=(9, 9)), replace(small, channels=3, strides=(2, 1)),
         replace(small, channels=1, out_channels=5, kernel=(7, 3), dilations=(1, 2), pads=UNEVEN),
+        replace(small, channels=9, out_channels=33),
     ):  # fmt: skip
-        yield replace(spec, operands="bfloat16", packed=2)
+        yield schedules.with_packed_operands(replace(spec, operands="bfloat16"), target)
 
 
 def halved(spec: Spec) -> Spec:

@@ -354,7 +354,7 @@ def _direct_cost(spec: Conv2d) -> float:
     vectors = blocks(spec.out_channels)
     data = DATUM_COST * spec.channels * spec.strides[0] * spec.strides[1] / vectors
     words = quantization.words(spec)
-    if quantization.apart(spec):
+    if spec.apart:
         return words * (ALONE_COST if vectors == 1 else 1.0) + data
     copied = spec.kernel[0] * blocks(spec.kernel[1] * spec.channels)
     return words + data + COPY_COST * copied / vectors

@@ -105,7 +105,7 @@ def words(spec: Conv2d) -> int:
     taps = spec.window_size
     if spec.operands == "bfloat16x3":
         return TERMS * blocks(words_of_pixel(spec)) * LANES
-    if apart(spec):
+    if spec.apart:
         return taps * words_of_pixel(spec)
     return -(-taps * spec.channels // spec.packed)
 
@@ -151,7 +151,7 @@ def pack_weight(weight: np.ndarray, spec: Conv2d) -> np.ndarray:
         rest = words(spec) // TERMS * spec.packed - spec.channels
         filled = np.pad(weight, [(0, 0)] * 3 + [(0, rest)]).astype(np.float32)
         weight = np.concatenate(terms(filled), axis=3)
-    elif apart(spec):
+    elif spec.apart:
         rest = words_of_pixel(spec) * spec.packed - spec.channels
         weight = np.pad(weight, [(0, 0)] * 3 + [(0, rest)])
     filters = weight.reshape(weight.shape[0], -1)
@@ -182,13 +182,9 @@ def fits(spec: Conv2d) -> bool:
     )
 
 
-def apart(spec: Conv2d) -> bool:
-    """Whether each bfloat16 pixel starts at a word, instead of each output only.
+def side_by_side(spec: Conv2d) -> bool:
+    """Whether vectors multiply pixels that are side by side, not each in words of its own.
 
-    Unless the spec says so, not for bytes with a zero point, which are first rounded to operands as
-    a whole image.
+    Bytes with a zero point are, because they are first rounded to operands as a whole image.
     """
-    if spec.operands == "bfloat16x3" or spec.apart:
-        return True
-    side_by_side = fits(spec) and (spec.channels < SIDE_BY_SIDE or bool(spec.zero_points))
-    return spec.operands == "bfloat16" and not side_by_side
+    return fits(spec) and (spec.channels < SIDE_BY_SIDE or bool(spec.zero_points))

@@ -191,7 +191,7 @@ class Conv2d(Convolution):
     dtype: str = "float32"
     """Type of the data; ``float16`` on GPUs only."""
     apart: bool = False
-    """Whether bfloat16 pixels start at a word even if they have few channels, for AMX tiles."""
+    """Whether each bfloat16 pixel starts at a word, instead of each window only."""
 
     @property
     def depthwise(self) -> bool:

@@ -27,7 +27,7 @@ from bnncc.recognise.lattice import lattices
 from bnncc.schedules import uses_tiles, with_packed_operands, with_three_terms, writes_nchw
 from bnncc.schedules.weight_order import Recorded
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import filtering, quantization
+from bnncc.topi_binary import filtering
 from bnncc.topi_binary.layout import words
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Pool2d, RowPool
 from bnncc.transform.byte_signs import write_image_bits
@@ -239,7 +239,7 @@ class _Fuser:
         if pool is None or pool.kind != "max" or weights > MAX_ROW_WEIGHTS:
             return None
         fits = pool.dilations == (1, 1) and pool.kernel[0] <= MAX_POOLED_ROWS and not pool.squeeze
-        if spec.method == "direct" and quantization.apart(spec):
+        if spec.method == "direct" and spec.apart:
             rows = RowPool(pool.kernel, pool.strides, pool.pads, pool.ceil_extra)
             fits &= self._on_tiles(replace(spec, pool=rows))
         return readers[0] if fits else None

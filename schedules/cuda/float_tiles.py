@@ -230,6 +230,7 @@ def _halves(name: str, spec: Conv2d, constants: dict[str, text.Constant]) -> tex
             f"--first-layer {spec.operands} is not available on this GPU{what}",
             hint="float16 and bfloat16 are, from sm_80 on and for images of floats",
         )
+    assert not spec.apart, "taps are read side by side"
     constants |= {
         "FILLED_CHANNELS": layout.blocks(spec.out_channels) * layout.LANES,
         "FLOAT16": spec.operands == "float16",

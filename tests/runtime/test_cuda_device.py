@@ -54,7 +54,8 @@ def run(function: Any, spec: Spec, inputs: list[np.ndarray]) -> list[np.ndarray]
             outputs.append(moved[over])
             continue
         extents = [n if isinstance(d, str) else d for d in shape]
-        garbage = np.full(extents, 0x5A5A5A5A, "uint32").view(dtype)
+        garbage = np.empty(extents, dtype)
+        garbage.view("uint8")[...] = 0x5A
         fresh.append(tvm.runtime.tensor(garbage, device))
         outputs.append(fresh[-1])
     function(*moved, *fresh)

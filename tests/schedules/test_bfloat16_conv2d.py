@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -186,17 +187,19 @@ def test_pairs_are_multiplied_where_that_is_fast() -> None:
 
 def test_which_layers_tiles_take() -> None:
     target = catalog.resolve("x86-64-v4-amx")
-    wide = Conv2d(1, 4, 4, 64, 64, (1, 1), operands="bfloat16", packed=2, steps=STORE)
+    pairs: Any = {"operands": "bfloat16", "packed": 2, "apart": True}
+    wide = Conv2d(1, 4, 4, 64, 64, (1, 1), steps=STORE, **pairs)
     for spec, taken in (
         (wide, True), (replace(wide, width=3), False), (replace(wide, method="filtered"), False),
-        (replace(wide, channels=1), False), (replace(wide, channels=3, apart=True), False),
-        (replace(FIRST[0], operands="bfloat16", packed=2, apart=True), True),
-        (replace(FIRST[0], operands="bfloat16", packed=2), False),
-        (replace(FIRST[0], operands="bfloat16", packed=2, apart=True, kernel=(11, 11)), False),
+        (replace(wide, channels=1), False), (replace(wide, channels=3), False),
+        (replace(wide, apart=False), False),
+        (replace(FIRST[0], **pairs), True),
+        (replace(FIRST[0], **{**pairs, "apart": False}), False),
+        (replace(FIRST[0], **pairs, kernel=(11, 11)), False),
         (replace(wide, pool=RowPool((4, 3))), False),
         (replace(wide, operands="float32", packed=1), False),
-        (Conv2d(16, 1, 1, 9, 9, (1, 1), rank=2, operands="bfloat16", packed=2), True),
-        (Conv2d("n", 1, 1, 9, 9, (1, 1), rank=2, operands="bfloat16", packed=2), False),
+        (Conv2d(16, 1, 1, 9, 9, (1, 1), rank=2, **pairs), True),
+        (Conv2d("n", 1, 1, 9, 9, (1, 1), rank=2, **pairs), False),
     ):  # fmt: skip
         assert tile_choice.pays(spec, target) == taken
     assert not tile_choice.pays(wide, catalog.resolve("x86-64-v4-vpopcntdq"))
@@ -225,7 +228,8 @@ def test_filtered_layers_of_rounded_numbers(spec: Conv2d, method: str) -> None:
 
 
 def test_a_weight_of_more_channels_begins_each_pixel_with_a_word() -> None:
-    spec = replace(STEM, channels=9, kernel=(1, 2), operands="bfloat16", packed=2, out_channels=1)
+    spec = made(replace(STEM, channels=9, kernel=(1, 2), out_channels=1), "x86-64-v4-amx")
+    assert (spec.packed, spec.apart) == (2, True)
     weight = np.arange(1, 19, dtype=np.float32).reshape(1, 1, 2, 9)
     packed = quantization.pack_weight(weight, spec)
     assert packed.size == quantization.weight_type(spec)[0] == 16 * 10
@@ -257,12 +261,12 @@ def test_filtering_is_chosen_where_it_saves_more_than_pairs() -> None:
     for spec, packed, chosen in (
         (stem, 2, "filtered"), (quick, 2, "direct"), (wide, 2, "direct"), (wide, 1, "filtered"),
     ):  # fmt: skip
-        spec = replace(spec, operands="bfloat16", packed=packed)
+        spec = replace(spec, operands="bfloat16", packed=packed, apart=spec is wide)
         assert filtering.choose(spec, "filtered", *spec.output_hw) == chosen
 
 
 def three(spec: Conv2d) -> Conv2d:
-    return replace(spec, operands="bfloat16x3", packed=2)
+    return replace(spec, operands="bfloat16x3", packed=2, apart=True)
 
 
 TERMS = [

@@ -92,7 +92,7 @@ FEW_BIT = FewBitConv2d(
     70, 1, 1, 1152, 104, (1, 1), data_bits=8, weight_bits=2, method="packed", rank=2,
     steps=(Step("affine"), Step("store")),
 )  # fmt: skip
-FLOATS = Conv2d(1, 9, 8, 320, 64, (1, 1), operands="bfloat16", packed=2, steps=STORED)
+FLOATS = Conv2d(1, 9, 8, 320, 64, (1, 1), operands="bfloat16", packed=2, apart=True, steps=STORED)
 POINTWISE: dict[str, byte_products.Layer] = {
     "2-bit weights": FEW_BIT,
     "8-bit weights, pixels of images": replace(

@@ -61,7 +61,8 @@ def convs(draw: st.DrawFn) -> Conv2d:
         zero_points=draw(st.sampled_from([(), zeros])),
     )
     assume(min(spec.output_hw) > 0)
-    if not quantization.apart(spec) and draw(st.booleans()):
+    plain = operands != "bfloat16" or quantization.side_by_side(spec)
+    if plain and draw(st.booleans()):
         pool = RowPool((3, 2), (2, 2), draw(st.sampled_from([(0, 0, 0, 0), (1, 0, 1, 1)])))
         spec = replace(spec, pool=pool)
         sizes, after = spec.output_hw, spec.pooling

@@ -47,7 +47,7 @@ def conv2d(operator: Operator, spec: Conv2d, form: str = "") -> None:
 
     In the form `byte_products.FORM`, sums are matrix products of bfloat16 elements.
     """
-    apart = quantization.apart(spec) and spec.method == "direct"
+    apart = spec.apart and spec.method == "direct"
     direct = spec.method == "direct" and (spec.operands == "float32" or apart)
     columns = byte_products.columns_of(form)
     if direct and (flat := flattened(spec, columns)) is not spec:

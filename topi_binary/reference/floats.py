@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bnncc.topi_binary import filtering, quantization
+from bnncc.topi_binary import filtering
 from bnncc.topi_binary.reference import windows
 from bnncc.topi_binary.reference.epilogue import finished, nhwc
 from bnncc.topi_binary.reference.packing import bits_to_words, read_levels, words_to_bits
@@ -78,7 +78,7 @@ def _unpacked(spec: Conv2d, packed: Array) -> Array:
     depth = spec.channels
     if spec.operands == "bfloat16x3":
         return _joined_terms(spec, packed)
-    if quantization.apart(spec):
+    if spec.apart:
         depth += -depth % spec.packed
     size = spec.window_size * depth
     starts = spec.packed == 4
