@@ -52,8 +52,8 @@ sys.exit(main(Path(__file__).resolve().parent))
 PRESET: Literal[1, 9] = 9
 """Level of xz compression; packing may take seconds."""
 
-_TAKEN = ("errors.py", "bundle/device/*.py", "tuning/cases.py", "tuning/draws.py",
-          "tuning/level_cases.py")  # fmt: skip
+_TAKEN = ("errors.py", "bundle/device/*.py", "ir/dims.py", "runtime/kernel_arguments.py",
+          "tuning/cases.py", "tuning/draws.py", "tuning/level_cases.py")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -295,12 +295,12 @@ def _add_network(network: Network, number: int, folder: Path) -> dict[str, Any]:
     library, check = f"networks/{number}.so", f"networks/{number}.npz"
     (folder / library).write_bytes(network.library)
     (folder / check).write_bytes(network.check)
-    kept = ("name", "args", "zero_plane_args")
+    kept = ("name", "args", "zero_plane_args", "sizes")
     return {
         "part": f"network-{number}", "name": network.name, "library": library, "check": check,
         "digest": hashlib.sha256(network.library).hexdigest(), "inputs": network.inputs,
         "outputs": network.outputs, "batch": network.batch, "relative": network.relative,
-        "kernels": [{key: kernel[key] for key in kept} for kernel in network.kernels],
+        "kernels": [{k: kernel[k] for k in kept if k in kernel} for kernel in network.kernels],
     }  # fmt: skip
 
 
@@ -314,7 +314,7 @@ def _add_runner(folder: Path) -> None:
     definitions = Path(str(topi_binary.__file__)).parent
     for file in definitions.rglob("*.py"):
         _copy(file, folder / "bnncc" / "topi_binary" / file.relative_to(definitions))
-    for package in ("", "bundle", "bundle/device", "topi_binary", "tuning"):
+    for package in ("", "bundle", "bundle/device", "ir", "runtime", "topi_binary", "tuning"):
         (folder / "bnncc" / package / "__init__.py").write_bytes(b"")
 
 

@@ -14,6 +14,7 @@ from bnncc.ir.datatypes import datatype
 from bnncc.ir.demands import NO_LIMITS, Limits
 from bnncc.ir.dims import evaluated, symbols_of
 from bnncc.options import require_int
+from bnncc.runtime import kernel_arguments
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.manifest import TensorInfo
 from bnncc.runtime.session import Session, aligned_empty
@@ -47,7 +48,7 @@ def random_inputs(
     arrays = {}
     for info in inputs:
         shape = tuple(evaluated(d, lambda s: (sizes or {}).get(s, 1)) for d in info.shape)
-        arrays[info.name] = _random(rng, shape, info.dtype)
+        arrays[info.name] = kernel_arguments.filled(rng, aligned_empty(shape, info.dtype))
         if info.limits is not NO_LIMITS:
             _allow(info.limits, arrays[info.name])
         if kind := datatype(info.datatype):
@@ -62,21 +63,6 @@ def _allow(limits: Limits, array: np.ndarray) -> None:
         array += np.asarray(limits.low, array.dtype) if array.dtype.kind == "i" else 0
     if limits.nonzero:
         array[array == 0] = 1
-
-
-def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    array = aligned_empty(shape, dtype)
-    kind = array.dtype.kind
-    if kind == "f":
-        array[...] = rng.standard_normal(shape, dtype=np.float32)
-    elif kind == "b":
-        array[...] = rng.integers(0, 2, shape)
-    elif dtype == "uint32":  # packed bits
-        array[...] = rng.integers(0, 2**32, shape, dtype=np.uint32)
-    else:
-        low = 0 if kind == "u" else -128
-        array[...] = rng.integers(low, low + (128 if dtype == "int8" else 256), shape)
-    return array
 
 
 def bench(
@@ -241,18 +227,7 @@ def _time_kernel(
     session: Session, kernel: Mapping[str, Any], seed: int, sizes: Mapping[str, int]
 ) -> np.ndarray:
     """Time one kernel alone, on tensors of its own shaped as the plan's."""
-    rng = np.random.default_rng(seed)
-    args: list[Any] = []
-    for position, arg in enumerate(kernel["args"]):
-        shape = tuple(evaluated(d, lambda s: sizes.get(s, 1)) for d in arg["shape"])
-        array = _random(rng, shape, arg["dtype"])
-        if position in kernel["zero_plane_args"]:
-            array[...] = 0
-        if array.dtype in (np.int32, np.int64):  # an index, perhaps, or a divisor
-            array[...] = kernel["name"].startswith("check_divisor")
-        args.append(array)
-    for position, symbol in kernel.get("sizes", ()):
-        args.insert(position, sizes.get(symbol, 1))
+    args = kernel_arguments.arguments(kernel, seed, sizes, aligned_empty)
     return session.time_kernel(kernel["name"], args)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from bnncc.bundle.device.place import Place, Unfit, in_turns, median
+from bnncc.runtime import kernel_arguments
 from bnncc.topi_binary.build import aliases
 from bnncc.topi_binary.spec import from_json
 from bnncc.tuning import cases
@@ -162,14 +163,12 @@ class Worker:
         module = self.place.library(self.root / self.part["library"])
         if self._begin("main"):
             self._whole(module)
-        rng = np.random.default_rng(0)
         for kernel in self.part["kernels"]:
             if not self._begin(kernel["name"]):
                 continue
-            arrays = [_random(rng, arg["shape"], arg["dtype"]) for arg in kernel["args"]]
-            for zero in kernel["zero_plane_args"]:
-                arrays[zero][...] = 0
-            call = _bound(_function(module, kernel["name"]), [*map(self.place.tensor, arrays)])
+            args = kernel_arguments.arguments(kernel, 0, {}, np.empty)
+            args = [a if isinstance(a, int) else self.place.tensor(a) for a in args]
+            call = _bound(_function(module, kernel["name"]), args)
             call()
             self._timed(kernel["name"], call, None)
 
@@ -235,15 +234,6 @@ def _function(module: Any, name: str) -> Any:
         if part.implements_function(name):
             return part[name]
     raise LookupError(f"the library holds no kernel `{name}`")
-
-
-def _random(rng: np.random.Generator, shape: Sequence[Any], dtype: str) -> np.ndarray:
-    """Return values of a kernel's tensor; symbolic dimensions are 1. Values do not change times."""
-    extents = [d if isinstance(d, int) else 1 for d in shape]
-    if dtype.startswith("float"):
-        return rng.standard_normal(extents).astype(dtype)
-    top = 2 if dtype == "bool" else 2**32 if dtype == "uint32" else 100
-    return rng.integers(0, top, extents).astype(dtype)
 
 
 def _difference(made: np.ndarray, wanted: np.ndarray, relative: float) -> str:
