@@ -174,6 +174,10 @@ def cases(content: dict[str, Any]) -> str:
     return _markdown(("compared strictly", "right", "of"), *rows)
 
 
+_NETWORKS = {"random": "random networks", "block": "blocks of transformers"}
+"""Kinds of networks whose sums are rounded, by the beginning of their names."""
+
+
 def _counted(paths: Sequence[Path]) -> dict[str, tuple[int, int]]:
     """Return how many results of each kind are right, and how many there are."""
     sys.path.insert(0, str(Path(__file__).resolve().parent / "cuda"))
@@ -190,8 +194,9 @@ def _counted(paths: Sequence[Path]) -> dict[str, tuple[int, int]]:
     for result in last.values():
         kind = kind_of(result)
         if kind == "networks":
-            random = result["network"].startswith("random-")
-            kind = "random networks" if random else "networks whose sums are exact"
+            kind = _NETWORKS.get(
+                result["network"].partition("-")[0], "networks whose sums are exact"
+            )
         right, of = counts.get(kind, (0, 0))
         counts[kind] = right + result["right"], of + 1
     return counts
