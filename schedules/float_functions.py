@@ -116,25 +116,37 @@ class _Writer:
     def signed(self, size: Expr, x: Expr) -> Expr:
         return self.floats(self.bits(size) | (self.bits(x) & self.whole(_SIGN)))
 
-    def reduced(self, x: Expr) -> tuple[Expr, Expr]:
-        """Return integer n and ``exp(r) - 1``, where ``x = n * ln(2) + r`` and r is small."""
-        to_whole = self.number(_TO_WHOLE)
+    def minus(self, x: Expr) -> Expr:
+        """Return whether the sign is set, which costs AVX2 no comparison."""
+        return self.bits(x) < self.whole(0)
+
+    def raising(self, by: int) -> Expr:
+        """Return what `reduced` adds so that its factor is 2**by times as large."""
+        return self.number(_TO_WHOLE + 127 + by)
+
+    def reduced(self, x: Expr, to_whole: Expr) -> tuple[Expr, Expr]:
+        """Return a power of two, and ``exp(r) - 1``.
+
+        The argument is ``n * ln(2) + r``, with an integer n and a small r. The power is 2**n, times
+        what `raising` says, and must be a normal number.
+        """
         shifted = self.shared(self.multiply_add(x, self.number(1 / math.log(2)), to_whole))
         n = self.shared(shifted - to_whole)
         r = self.multiply_add(n, self.number(-_LN2[0]), x)
         r = self.shared(self.multiply_add(n, self.number(-_LN2[1]), r))
-        exponent = self.bits(shifted) - self.bits(to_whole)
-        return self.shared(exponent), self.multiply_add(self.polynomial(r, _EXP), r * r, r)
-
-    def scales(self, n: Expr) -> tuple[Expr, Expr]:
-        """Return two factors whose product is 2**n, which may be outside the range of float32."""
-        half = self.shared(n >> self.whole(1))
-        return self.shared(self.power(half)), self.shared(self.power(n - half))
+        # The low bits are the exponent; the others are shifted out.
+        bits = tirx.reinterpret(self.kind("uint32"), shifted)
+        power = self.floats(bits << self._all(tirx.const(23, "uint32")))
+        return self.shared(power), self.multiply_add(self.polynomial(r, _EXP), r * r, r)
 
     def exp(self, x: Expr) -> Expr:
-        n, rest = self.reduced(self.shared(self.most(-105.0, self.least(89.0, x))))
-        low, high = self.scales(n)
-        return (rest + self.number(1)) * low * high
+        x = self.shared(self.most(-105.0, self.least(89.0, x)))
+        small = self.minus(x)
+        # Two factors, because 2**n may be outside the range of float32.
+        to_whole = tirx.Select(small, self.raising(64), self.raising(-64))
+        factor, rest = self.reduced(x, self.shared(to_whole))
+        rest_of_factor = tirx.Select(small, self.number(2.0**-64), self.number(2.0**64))
+        return (rest + self.number(1)) * factor * rest_of_factor
 
     def log(self, x: Expr) -> Expr:
         x, tiny = self.shared(x), self.number(2.0**-126)
@@ -171,23 +183,27 @@ class _Writer:
     def sigmoid(self, x: Expr) -> Expr:
         x = self.shared(x)
         one = self.number(1)
-        n, rest = self.reduced(self.shared(self.most(-105.0, self.number(0) - self.magnitude(x))))
-        rest = self.shared(rest)
-        low, high = self.scales(n)
-        power = self.shared((rest + one) * low * high)
-        below = self.shared(power + one)
+        minus = self.floats(self.bits(x) | self.whole(_SIGN))
+        # exp(-abs(x)) may be subnormal, so it is kept 2**64 times as large.
+        factor, rest = self.reduced(self.shared(self.most(-105.0, minus)), self.raising(64))
+        rest, lower_by = self.shared(rest), self.number(2.0**-64)
+        power = self.shared((rest + one) * factor)
+        below = self.shared(self.multiply_add(power, lower_by, one))
         # The rounding error of the sum would dominate; it is subtracted from the numerator.
-        lost = power - (below - one)
-        dividend = (rest - lost + one) * low * high
-        return tirx.Select(x < self.number(0), dividend, one) / below
+        lost = self.multiply_add(power, lower_by, one - below)
+        dividend = (rest - lost + one) * factor
+        dividend = tirx.Select(self.minus(x), dividend, self.number(2.0**64))
+        return dividend / below * lower_by
 
     def tanh(self, x: Expr) -> Expr:
         x, one = self.shared(x), self.number(1)
         size = self.shared(self.magnitude(x))
         square = self.shared(size * size)
         near = self.multiply_add(self.polynomial(square, _TANH_NEAR), square * size, size)
-        n, rest = self.reduced(self.shared(self.most(-20.0, size * self.number(-2))))
-        power = self.shared((rest + one) * self.power(n))
+        factor, rest = self.reduced(
+            self.shared(self.most(-20.0, size * self.number(-2))), self.raising(0)
+        )
+        power = self.shared((rest + one) * factor)
         far = self.multiply_add(power / (power + one), self.number(-2), one)
         return self.signed(tirx.Select(size < self.number(_TANH_HALF), near, far), x)
 
@@ -195,8 +211,10 @@ class _Writer:
         x = self.shared(x)
         size = self.shared(self.least(4.0, self.magnitude(x)))
         near = self.multiply_add(size, self.polynomial(self.shared(size * size), _ERF_NEAR), size)
-        n, rest = self.reduced(self.shared(self.number(0) - self.polynomial(size, _ERF_FAR)))
-        far = self.number(1) - (rest + self.number(1)) * self.power(n)
+        factor, rest = self.reduced(
+            self.shared(self.number(0) - self.polynomial(size, _ERF_FAR)), self.raising(0)
+        )
+        far = self.number(1) - (rest + self.number(1)) * factor
         return self.signed(tirx.Select(size < self.number(1), near, far), x)
 
 
