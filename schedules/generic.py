@@ -137,7 +137,8 @@ def _parts(func: tirx.PrimFunc, vectors: _Vectors) -> list[tirx.PrimFunc]:
         sch = s_tir.Schedule(func)
         block = sch.get_sblock(statement.name_hint)
         loops, kinds = sch.get_loops(block), _kinds(sch, block)
-        *others, column = (k for k, kind in enumerate(kinds) if kind == _SPATIAL)
+        spatial = [k for k, kind in enumerate(kinds) if kind == _SPATIAL]
+        *others, column = _rows_last(sch, block, spatial)
         if len(loops) != len(kinds) or not _contiguous(sch, block, loops[column]):
             return [func]
     except Exception:  # no blocks, or another form
@@ -261,11 +262,13 @@ def _block(sch: s_tir.Schedule, name: str, vectors: _Vectors, threads: int) -> N
     elif _REDUCE not in kinds:
         _elementwise(sch, loops, _regular(sch, block), vectors, parallel)
     elif sch.get(block).init is not None:
-        spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _SPATIAL]
+        axes = [k for k, kind in enumerate(kinds) if kind == _SPATIAL]
+        spatial = [loops[k] for k in axes]
         reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCE]
         if len(spatial) + len(reduced) < len(loops):
             return
         if spatial and _contiguous(sch, block, spatial[-1]):
+            spatial = [loops[k] for k in _rows_last(sch, block, axes)]
             _tile(sch, block, (spatial, reduced), vectors, parallel)
         elif _contiguous(sch, block, reduced[-1]):
             _partial_sums(sch, block, (spatial, reduced), vectors, parallel)
@@ -440,6 +443,28 @@ def _contiguous(sch: s_tir.Schedule, block: Block, loop: Loop) -> bool:
                 return False
             found = found or uses
     return found
+
+
+def _rows_last(sch: s_tir.Schedule, block: Block, spatial: list[int]) -> list[int]:
+    """Return the spatial axes of a matrix product in the order heads, rows, columns.
+
+    Along rows, the same vectors of columns are read. They may be outside the heads.
+
+    Parameters
+    ----------
+    spatial : list of int
+        Axes of the block; the last one is that of columns.
+    """
+    statement = sch.get(block)
+    *others, column = spatial
+    variables = [axis.var for axis in statement.iter_vars]
+    wide = [r for r in _indices(statement) if any(depends(i, variables[column]) for i in r)]
+    found = None
+    for axis in others:
+        shared = not any(depends(index, variables[axis]) for region in wide for index in region)
+        if shared and _extent(sch, sch.get_loops(block)[axis]) != 1:
+            found = axis
+    return spatial if found is None else [*(k for k in others if k != found), found, column]
 
 
 def _together(sch: s_tir.Schedule, block: Block, spatial: list[Loop]) -> tuple[list[Loop], Any]:

@@ -338,6 +338,7 @@ _TABLE: Mapping[str, Converter] = {
     "Sinh": _hyperbolic,
     "Softplus": row_functions.elementwise(row_functions.softplus),
     "Tile": _tile,
+    "Transpose": products.transpose,
     NARROW: _to_half,
     ROTARY: row_functions.rotary,
     ROW_NORM: row_functions.normalization,

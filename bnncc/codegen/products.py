@@ -1,9 +1,14 @@
-"""Products of two computed tensors in Relax, which read their operands through views."""
+"""Products of two computed tensors in Relax, which read their operands through views.
+
+before: p = MatMul(a, b) [heads, rows, columns]; y = Transpose(p) [rows, heads, columns]
+after:  p = product of a and b [rows, heads, columns]; y = p
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import tvm
 from tvm import relax, te, topi
 
 from bnncc.codegen.ops import OPAQUE
@@ -16,6 +21,7 @@ from bnncc.codegen.views import (
     source_of,
 )
 from bnncc.ir.graph import Graph, Node
+from bnncc.ir.moves import PERMUTATIONS, REPEATS, VIEW, inverse
 
 Expr = Any
 
@@ -24,7 +30,10 @@ FEW_ROWS = 8
 
 
 def matmul(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) -> relax.Expr | None:
-    """Return a float32 MatMul that reads through views, or None if there are no views."""
+    """Return a float32 MatMul that reads through views, and has the order of axes that is read.
+
+    None if there are no views, and the order is that of the operands.
+    """
     first, second = (graph.types[name].shape for name in node.inputs)
     if graph.types[node.inputs[0]].dtype != "float32" or len(first) < 3:
         return None
@@ -37,8 +46,10 @@ def matmul(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) ->
         axis = axis_of_last(b_at, right)
         # If several axes depend on the last one, the view itself is computed.
         b, b_at = (args[1], same) if axis is None else _columns_last(bb, b, b_at, axis)
-    if a is args[0] and b is args[1]:
+    order = _order_read(node, graph) if many else None
+    if a is args[0] and b is args[1] and order is None:
         return None
+    order = order or [*range(len(left))]
 
     def compute(sizes: list[Expr], *tensors: te.Tensor) -> te.Tensor:
         x, y = tensors[0], tensors[-1]
@@ -46,15 +57,69 @@ def matmul(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) ->
         k = te.reduce_axis((0, depth), "k")
 
         def total(*at: Expr) -> Expr:
-            *batch, row, column = at
+            *batch, row, column = (at[order.index(axis)] for axis in range(len(at)))
             one, other = a_at([*batch, row, k]), b_at([*batch, k, column])
             return te.sum(x(*one) * y(*other), axis=k)
 
-        return te.compute([*rows, columns], total, name="product")
+        extents = [*rows, columns]
+        return te.compute([extents[axis] for axis in order], total, name="product")
 
     operands = [a] if a is b else [a, b]
     sizes = relax.ShapeExpr([*left, right[-1]])
-    return bb.emit_te(compute, sizes, *operands, primfunc_name_hint="matmul")
+    made = bb.emit_te(compute, sizes, *operands, primfunc_name_hint="matmul")
+    if order == [*range(len(order))]:
+        return made
+    return relax.op.permute_dims(made, inverse(order))
+
+
+def transpose(
+    bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph
+) -> relax.Expr | None:
+    """Return what a Transpose undoes, e.g. a product in the order that is read; None otherwise."""
+    made = bb.lookup_binding(args[0]) if isinstance(args[0], relax.Var) else None
+    if not is_permutation(made):
+        return None
+    axes = [int(axis) for axis in made.attrs.axes]
+    done = [axes[k] for k in node.attrs.get("perm", ())]
+    return made.args[0] if done == [*range(len(axes))] else None
+
+
+def is_permutation(made: Any) -> bool:
+    """Return whether an expression in Relax permutes given axes, but for the last one."""
+    if not isinstance(made, relax.Call) or made.op != tvm.ir.Op.get("relax.permute_dims"):
+        return False
+    axes = made.attrs.axes
+    return axes is not None and int(axes[-1]) == len(axes) - 1
+
+
+def read_by_products(name: str, graph: Graph) -> bool:
+    """Return whether only matrix products read a tensor, through views."""
+    readers = graph.consumers().get(name, [])
+    if name in graph.outputs or not readers:
+        return False
+    return all(
+        reader.op == "MatMul"
+        or (
+            reader.op in (VIEW, *PERMUTATIONS, *REPEATS)
+            and reader.inputs[0] == name
+            and read_by_products(reader.outputs[0], graph)
+        )
+        for reader in readers
+    )
+
+
+def _order_read(node: Node, graph: Graph) -> list[int] | None:
+    """Return the order of axes in which the only reader of a product reads it, rows as they are.
+
+    None if it reads what is computed.
+    """
+    made = node.outputs[0]
+    readers = graph.consumers().get(made, [])
+    if made in graph.outputs or len(readers) != 1 or readers[0].op != "Transpose":
+        return None
+    order = [int(axis) for axis in readers[0].attrs.get("perm", ())]
+    last = len(order) - 1
+    return order if order[-1:] == [last] and order != [*range(last + 1)] else None
 
 
 def _columns_last(

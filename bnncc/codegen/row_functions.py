@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
+from bnncc.codegen import products
 from bnncc.codegen.views import broadcast_index, source_of
 from bnncc.ir.graph import Graph, Node
 from bnncc.topi_binary.algebra import changed
@@ -83,25 +84,35 @@ def softmax(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) -
 
 
 def rotary(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) -> relax.Expr:
-    """Return `ir.rows.ROTARY` as one kernel, which reads through views."""
-    shape = args[0].ty.shape.values
+    """Return `ir.rows.ROTARY` as one kernel, which reads through views.
+
+    If matrix products read it, it is computed in the order of its data. So all heads of a token
+    read the same cosines and sines one after another.
+    """
+    data, order = args[0], [*range(len(args[0].ty.shape.values))]
+    turn = bb.lookup_binding(data) if isinstance(data, relax.Var) else None
+    if products.is_permutation(turn) and products.read_by_products(node.outputs[0], graph):
+        data, order = turn.args[0], [int(axis) for axis in turn.attrs.axes]
+    shape = data.ty.shape.values
     half = int(shape[-1]) // 2
-    source, place = source_of(args[0], bb)
+    source, place = source_of(data, bb)
 
     def compute(sizes: list[Expr], x: te.Tensor, cos: te.Tensor, sin: te.Tensor) -> te.Tensor:
         def value(*at: Expr) -> Expr:
             *row, side, column = at
             here, there = ([*row, k * half + column] for k in (side, 1 - side))
             sign = tirx.Cast("float32", side * 2 - 1)
-            straight = x(*place(here)) * cos(*broadcast_index(cos.shape, here))
-            turned = x(*place(there)) * sign * sin(*broadcast_index(sin.shape, here))
+            angle = [here[axis] for axis in order]
+            straight = x(*place(here)) * cos(*broadcast_index(cos.shape, angle))
+            turned = x(*place(there)) * sign * sin(*broadcast_index(sin.shape, angle))
             return straight + turned
 
         return te.compute([*sizes[:-1], 2, half], value, name="rotated")
 
     whole = relax.ShapeExpr(shape)
     made = bb.emit_te(compute, whole, source, *args[1:], primfunc_name_hint="rotary")
-    return relax.op.reshape(made, whole)
+    made = relax.op.reshape(made, whole)
+    return made if data is args[0] else relax.op.permute_dims(bb.emit(made), order)
 
 
 def elementwise(function: Callable[[Expr], Expr]) -> Callable[..., relax.Expr | None]:

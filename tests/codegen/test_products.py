@@ -73,8 +73,11 @@ def copies(artifact: bnncc.Artifact) -> list[str]:
 
 
 def turned(artifact: bnncc.Artifact) -> list[str]:
-    """Return the kernels that only transpose: keys that many rows read, once for all heads."""
-    return [k["name"] for k in artifact.report["kernels"] if k["name"] == "transpose"]
+    """Return the kernels that transpose: keys that many rows read, once for all heads.
+
+    Products of many rows are written in the order in which they are read.
+    """
+    return [k["name"] for k in artifact.report["kernels"] if "transpose" in k["name"]]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,7 @@ def test_attention_of_shared_heads(rows: int, seen: int, masked: bool) -> None:
     artifact = bnncc.compile(attention(rows, seen, masked=masked), target="native")
     check(artifact, rows, seen, masked)
     assert not copies(artifact)
-    assert len(turned(artifact)) == (rows >= 8)
+    assert len(turned(artifact)) == (rows > 1)  # the keys, or the result of few rows
 
 
 def test_one_row_reads_any_number_of_keys_in_place() -> None:

@@ -164,24 +164,31 @@ def test_values_of_shared_heads(target: str, shared: int) -> None:
     assert (out.numpy() == arrays[0] @ np.repeat(arrays[1], shared, 0)).all()
 
 
+@pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("columns", [3, 20, 37, 67])
 @pytest.mark.parametrize("target", [*FLOAT_TARGETS, *IN_NODE])
-def test_products_of_any_number_of_columns(target: str, columns: int) -> None:
+def test_products_of_any_number_of_columns(target: str, columns: int, inside: bool) -> None:
+    """Also with heads inside rows, along which the tile of accumulators goes nevertheless."""
     spec = catalog.resolve(target)
     shapes = ((2, 7, 11), (2, 11, columns))
     left, right = (te.placeholder([*map(_int64, s)], name=f"x{len(s)}") for s in shapes)
     k = te.reduce_axis((_int64(0), _int64(11)), "k")
-    product = te.compute(
-        [_int64(n) for n in (2, 7, columns)],
-        lambda head, row, i: te.sum(left[head, row, k] * right[head, k, i], axis=k),
-        name="product",
-    )
+
+    def total(one: tirx.Var, other: tirx.Var, i: tirx.Var) -> tirx.Expr:
+        head, row = (other, one) if inside else (one, other)
+        return te.sum(left[head, row, k] * right[head, k, i], axis=k)
+
+    outer = (7, 2) if inside else (2, 7)
+    product = te.compute([_int64(n) for n in (*outer, columns)], total, name="product")
     func = generic.schedule(te.create_prim_func([left, right, product]), spec)
+    rows = f"for {'one' if inside else 'other'}_1 in T.unroll(T.int64(6))"
+    assert rows in str(func) or spec.vector_bits < 128 or columns < 16
     rng = np.random.default_rng(columns)
     arrays = [rng.integers(-9, 10, shape).astype(np.float32) for shape in shapes]  # sums are exact
-    out = tvm.runtime.tensor(np.full((2, 7, columns), np.nan, np.float32))
+    out = tvm.runtime.tensor(np.full((*outer, columns), np.nan, np.float32))
     build({"main": func}, spec)["main"](*map(tvm.runtime.tensor, arrays), out)
-    np.testing.assert_array_equal(out.numpy(), arrays[0] @ arrays[1])
+    found = out.numpy().transpose(1, 0, 2) if inside else out.numpy()
+    np.testing.assert_array_equal(found, arrays[0] @ arrays[1])
 
 
 def _int64(value: int) -> tirx.IntImm:
