@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm
 from tvm import relax, te, topi
 
 from bnncc.codegen.ops import OPAQUE
@@ -16,6 +15,7 @@ from bnncc.codegen.views import (
     Index,
     IndexFunction,
     axis_of_last,
+    permuted,
     same,
     shape_of,
     source_of,
@@ -76,20 +76,11 @@ def transpose(
     bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph
 ) -> relax.Expr | None:
     """Return what a Transpose undoes, e.g. a product in the order that is read; None otherwise."""
-    made = bb.lookup_binding(args[0]) if isinstance(args[0], relax.Var) else None
-    if not is_permutation(made):
+    if (found := permuted(args[0], bb)) is None:
         return None
-    axes = [int(axis) for axis in made.attrs.axes]
+    source, axes = found
     done = [axes[k] for k in node.attrs.get("perm", ())]
-    return made.args[0] if done == [*range(len(axes))] else None
-
-
-def is_permutation(made: Any) -> bool:
-    """Return whether an expression in Relax permutes given axes, but for the last one."""
-    if not isinstance(made, relax.Call) or made.op != tvm.ir.Op.get("relax.permute_dims"):
-        return False
-    axes = made.attrs.axes
-    return axes is not None and int(axes[-1]) == len(axes) - 1
+    return source if done == [*range(len(axes))] else None
 
 
 def read_by_products(name: str, graph: Graph) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from bnncc.codegen import products
-from bnncc.codegen.views import broadcast_index, source_of
+from bnncc.codegen.products import read_by_products
+from bnncc.codegen.views import broadcast_index, permuted, source_of
 from bnncc.ir.graph import Graph, Node
 from bnncc.topi_binary.algebra import changed
 from bnncc.topi_binary.definitions.terms import SCALAR
@@ -89,10 +89,8 @@ def rotary(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) ->
     If matrix products read it, it is computed in the order of its data. So all heads of a token
     read the same cosines and sines one after another.
     """
-    data, order = args[0], [*range(len(args[0].ty.shape.values))]
-    turn = bb.lookup_binding(data) if isinstance(data, relax.Var) else None
-    if products.is_permutation(turn) and products.read_by_products(node.outputs[0], graph):
-        data, order = turn.args[0], [int(axis) for axis in turn.attrs.axes]
+    found = permuted(args[0], bb) if read_by_products(node.outputs[0], graph) else None
+    data, order = found or (args[0], [*range(len(args[0].ty.shape.values))])
     shape = data.ty.shape.values
     half = int(shape[-1]) // 2
     source, place = source_of(data, bb)
@@ -112,7 +110,7 @@ def rotary(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) ->
     whole = relax.ShapeExpr(shape)
     made = bb.emit_te(compute, whole, source, *args[1:], primfunc_name_hint="rotary")
     made = relax.op.reshape(made, whole)
-    return made if data is args[0] else relax.op.permute_dims(bb.emit(made), order)
+    return relax.op.permute_dims(bb.emit(made), order) if found else made
 
 
 def elementwise(function: Callable[[Expr], Expr]) -> Callable[..., relax.Expr | None]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import tvm
 from tvm import relax, tirx
 from tvm.ir import Range
 from tvm.sym import Analyzer
@@ -54,6 +55,15 @@ def source_of(expr: Expr, bb: relax.BlockBuilder) -> tuple[Expr, IndexFunction]:
     if rule is _reshaped and source.same_as(made.args[0]) and _mixes(made):
         return expr, same  # the same memory, with simpler indices
     return source, lambda at: inner(outer(at))
+
+
+def permuted(expr: Expr, bb: relax.BlockBuilder) -> tuple[Expr, list[int]] | None:
+    """Return the tensor and the order if all axes but the last are permuted; None otherwise."""
+    made = bb.lookup_binding(expr) if isinstance(expr, relax.Var) else None
+    if not isinstance(made, relax.Call) or made.op != tvm.ir.Op.get("relax.permute_dims"):
+        return None
+    axes = [int(axis) for axis in made.attrs.axes or ()]
+    return (made.args[0], axes) if axes and axes[-1] == len(axes) - 1 else None
 
 
 def shape_of(expr: Expr) -> list[Any]:
