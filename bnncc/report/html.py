@@ -383,7 +383,8 @@ def _memory(report: Mapping[str, Any], kernels: Sequence[Row]) -> list[Markup]:
             "p",
             f"At most {memory['high_water_bytes']:,} bytes are in use at a time, in ",
             element("code", memory["high_water_kernel"] or "no kernel"),
-            f"; the plan reserves {memory['arena_bytes']:,} bytes. Each column is a "
+            f"; {memory['arena_bytes']:,} bytes are reserved for activations and "
+            f"{memory['workspace_bytes']:,} for scratch. Each column is a "
             "kernel, in the order they run; weights and the network's inputs are not counted.",
         ),
         element(
