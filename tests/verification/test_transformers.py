@@ -5,19 +5,21 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import bnncc
+from benchmarks.transformer_networks import bitnet
 from bnncc.codegen.c_network import archive
 from bnncc.driver import compile_c
 from bnncc.options import CompileOptions
 from tests.codegen.test_c_network import unpacked
 from tests.collection import oracle
 from tests.portable_c import STRICT, needs_gcc
-from tests.transformer_blocks import BLOCKS, KINDS
+from tests.transformer_blocks import BLOCKS, KINDS, SHARED
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in BLOCKS]
 SOME = [
@@ -38,6 +40,20 @@ def test_layers_are_found_and_right(name: str) -> None:
         else rng.standard_normal(i.shape).astype(i.dtype)
         for i in artifact.inputs
     }
+    verdict = oracle.compare(model, feeds, artifact.run(feeds))
+    assert verdict.right or verdict.kind == "tie", verdict.text
+    assert bnncc.verify(model, artifact)["passed"]
+
+
+def test_heads_of_many_tokens_are_moved_by_no_kernel_but_that_of_keys() -> None:
+    """Queries and results of attention are read and written where they are, also in batches."""
+    model = bitnet(replace(SHARED, tokens=19), decoder=False)
+    artifact = bnncc.compile(model, threads=1)
+    names = [kernel["name"] for kernel in artifact.report["kernels"]]
+    assert [name for name in names if "transpose" in name] == ["transpose"]
+    assert sum("rotary" in name for name in names) == 2
+    rng = np.random.default_rng(3)
+    feeds = {i.name: rng.standard_normal(i.shape).astype(i.dtype) for i in artifact.inputs}
     verdict = oracle.compare(model, feeds, artifact.run(feeds))
     assert verdict.right or verdict.kind == "tie", verdict.text
     assert bnncc.verify(model, artifact)["passed"]
