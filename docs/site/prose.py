@@ -36,7 +36,7 @@ def prose(text: str) -> str:
     number = itertools.count()
 
     def blank(found: re.Match[str]) -> str:
-        return f"code{next(number)}" + "\n" * found[0].count("\n")
+        return f"code{next(number)}n" + "\n" * found[0].count("\n")  # no digit meets another
 
     text = HEADING.sub(r"\g<0>.", PLACES.sub(blank, CODE.sub(blank, text)))
     return text.replace("ultiply-a", "ultiply a")  # no adverb, though it ends in -ly
