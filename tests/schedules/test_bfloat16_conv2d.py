@@ -148,6 +148,8 @@ FIRST = [
     Conv2d("n", 20, 33, 4, 16, (4, 4), (4, 3), pads=(0, 1, 0, 2), data_layout="NCHW", steps=STORE),
     Conv2d(1, 12, 19, 5, 33, (5, 5), (2, 1), (2, 1), pads=(2,) * 4, steps=STORE),
     Conv2d(1, 12, 18, 8, 33, (3, 3), (2, 2), pads=(1,) * 4, steps=STORE),
+    Conv2d(2, 10, 35, 3, 1, (3, 5), (1, 3), pads=(0, 2, 1, 0), steps=STORE),  # one pixel unread
+    Conv2d(1, 9, 39, 2, 16, (3, 3), (1, 4), pads=(1, 2, 1, 0), steps=STORE),
 ]  # fmt: skip
 BYTES = [
     replace(FIRST[0], zero_points=(128, 0, 255)),

@@ -191,9 +191,11 @@ class Lines:
     @cached_property
     def pitch(self) -> int:
         """Windows from one row of a plane to the next, of `cells` pixels each."""
-        width = self.spec.output_hw[1]
-        if folds(self.layer):
-            return width + layout.blocks(max(0, self.layer.kernel[1] - self.cells), self.cells)
+        width, layer = self.spec.output_hw[1], self.layer
+        if folds(layer):
+            behind = layout.blocks(max(0, layer.kernel[1] - self.cells), self.cells)
+            # A whole row of the image is stored, also pixels that no window reads.
+            return max(width + behind, layout.blocks(layer.pads[1] + layer.width, self.cells))
         least = range(width, width + self._taps(1)[-1][1])
         return next((pitch for pitch in least if self._shares(pitch)), least.stop)
 
