@@ -23,8 +23,7 @@ def filled(rng: np.random.Generator, array: Array) -> Array:
         array[...] = rng.integers(0, 2**32, array.shape, dtype=np.uint32)
     else:
         low = 0 if kind == "u" else -128
-        high = low + (128 if array.dtype == np.int8 else 256)
-        array[...] = rng.integers(low, high, array.shape)
+        array[...] = rng.integers(low, low + 256, array.shape)
     return array
 
 

@@ -593,6 +593,13 @@ def test_large_outputs_are_checked_at_some_places(tmp_path: Path) -> None:
         assert [line["right"] for line in lines] == [right]
 
 
+SYMBOLIC = onnx.parser.parse_model(
+    '<ir_version: 8, opset_import: ["" : 13]> g (float[1, past, 48] keys, float[1, 1, 48] x) => '
+    "(float[1, 1, next] y) { all = Concat <axis = 1> (keys, x) "
+    "t = Transpose <perm = [0, 2, 1]> (all) p = MatMul(x, t) y = Softmax <axis = -1> (p) }"
+)
+
+
 def test_kernels_of_symbolic_sizes_are_timed(tmp_path: Path) -> None:
     """Kernels that take `past` as a number, and tensors with `past + 1` rows."""
     artifact = bnncc.compile(SYMBOLIC, threads=1)
@@ -605,10 +612,3 @@ def test_kernels_of_symbolic_sizes_are_timed(tmp_path: Path) -> None:
     assert code == 0, errors
     timed = {line["key"]: line for line in read(tmp_path / "bundle") if "network" in line}
     assert list(timed) == ["main", *(kernel["name"] for kernel in kernels)]
-
-
-SYMBOLIC = onnx.parser.parse_model(
-    '<ir_version: 8, opset_import: ["" : 13]> g (float[1, past, 48] keys, float[1, 1, 48] x) => '
-    "(float[1, 1, next] y) { all = Concat <axis = 1> (keys, x) "
-    "t = Transpose <perm = [0, 2, 1]> (all) p = MatMul(x, t) y = Softmax <axis = -1> (p) }"
-)

@@ -55,6 +55,7 @@ def test_random_inputs() -> None:
         TensorInfo("f", ("n", 1000), "float32"),
         TensorInfo("b", (4,), "bool"),
         TensorInfo("u", (5000,), "uint8"),
+        TensorInfo("s", (5000,), "int8"),
         TensorInfo("i", (5000,), "int64"),
         TensorInfo("h", (2,), "float16"),
     ]
@@ -66,6 +67,8 @@ def test_random_inputs() -> None:
     assert 0.9 < made["f"].std() < 1.1
     assert made["u"].min() == 0
     assert made["u"].max() == 255
+    assert made["s"].min() == -128
+    assert made["s"].max() == 127
     again = runner.random_inputs(infos, sizes={"n": 2})
     assert all(np.array_equal(made[k], again[k]) for k in made)
     other = runner.random_inputs(infos, sizes={"n": 2}, seed=1)
