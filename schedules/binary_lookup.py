@@ -2,12 +2,14 @@
 
 A register tile of columns x channel vectors keeps byte accumulators while the nibbles of a few
 words are looked up, for all taps of a kernel row; then the accumulators are widened to 16 bits.
+Each lookup serves two columns, see `definitions.nibbles`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from tvm import s_tir, tirx
 
@@ -22,13 +24,15 @@ from bnncc.schedules import (
     zeros,
 )
 from bnncc.schedules.columns import shares
-from bnncc.schedules.intrin_portable import SPREAD_NIBBLES, WIDENING_ADD
+from bnncc.schedules.intrin_portable import SPLIT_ADD, SPREAD_NIBBLES, WIDENING_ADD
 from bnncc.schedules.ranges import Bounds
 from bnncc.schedules.space import Point, Space, powers, tile_sizes, with_threads
 from bnncc.schedules.templates.channel_tiles import Group, groups
-from bnncc.schedules.templates.window import Segment, image, segments
+from bnncc.schedules.templates.window import image
 from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary import layout
 from bnncc.topi_binary.definitions import byte_sums, define, nibbles
+from bnncc.topi_binary.definitions.nibbles import PIXELS
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES
 from bnncc.topi_binary.spec import BinaryConv2d, zero_planes
@@ -43,34 +47,21 @@ together; that is no faster than popcounts of words."""
 CONVERTED = 32
 """Bytes of data converted at a time."""
 
-TABLES = "table", "border", "plane", "rows", "ones", "starts"
+TABLES = "counts", "table", "border", "plane", "rows", "pairs", "ones", "starts"
 """Name prefixes of the blocks that are computed before all sums."""
 
-_TILES = {16: (4, 2, 4, False), 32: (6, 2, 1, False), 64: (14, 1, 1, True)}
-"""By vector size in bytes: columns and channel vectors per tile, nibbles per loop body, and whether
-taps share table rows.
+_TILES = {16: (4, 2), 32: (4, 2), 64: (6, 2)}
+"""By vector size in bytes: columns and channel vectors per tile."""
 
-The fastest of those tried on the layers of ``benchmarks/layers.py``. They have 8, 12 and up to 14
-accumulators. SSE needs registers for copies, because its lookup overwrites the table row; sharing
-rows takes 7 % longer with it on Zen 5, and up to 16 % on Zen 4 where row tables leave no registers.
-With AVX2 sharing is faster on Zen 4 but, by the port models of llvm-mca, 4 % slower on Intel's
-cores. At most two 64-byte lines can be loaded per cycle, which is also the lookup rate, so with 32
-registers taps share table rows, and the more columns the more often. That outweighs the 16-bit sums
-that registers do not hold: nine columns take 1 to 3 % longer on Zen 5, but 16 take 5 % longer
-than 11 where rows have 32 pixels.
-"""
+MAX_ACCUMULATORS = {16: 8, 32: 8, 64: 18}
+"""By vector size in bytes: columns times channel vectors of a tile whose accumulators, and sums of
+a few lookups, fit in registers beside the operands."""
 
+MAX_COLUMNS = 9
+"""Maximum number of pairs of columns per tile."""
 
-_APART = (7, 2, 1, True)
-"""The same for 64-byte vectors if taps have few table rows in common, as in 1x1 and strided layers
-and in images of at most 7 columns. Two channel vectors share each row instead; one vector takes 4
-to 12 % longer on Zen 5."""
-
-MAX_ACCUMULATORS = {16: 12, 32: 14, 64: 28}
-"""By vector size in bytes: accumulators that fit in registers beside the operands."""
-
-MAX_UNROLL = 8
-"""Nibbles per loop body: one word."""
+MAX_UNROLL = 4
+"""Steps per loop body."""
 
 
 def pays(spec: BinaryConv2d) -> bool:
@@ -88,16 +79,14 @@ def pays(spec: BinaryConv2d) -> bool:
 def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
     """Return the search space for `spec`, whose weights are in the order ``nibbles``.
 
-    With ``shared``, a table row stays in a register for all taps of a kernel row that read the
-    same pixel, and the taps are unrolled; otherwise each tap loads the row again.
+    Columns are those of the output, of which each lookup serves two.
     """
     per_group = spec.out_channels // spec.groups  # all channels of a tile read the same group
     choices: dict[str, Iterable[int]] = {
         "bytes": [size for size in _TILES if size * 8 <= target.vector_bits],
-        "columns": tile_sizes(image(spec)[2], max(MAX_ACCUMULATORS.values())),
+        "columns": [PIXELS * size for size in tile_sizes(_pairs(spec), MAX_COLUMNS)],
         "vectors": powers(4),
         "unroll": powers(MAX_UNROLL),
-        "shared": (0, 1),
     }
     divided = multithreading.shared(spec, target, threads)
 
@@ -121,9 +110,44 @@ def apply(
     made = _Form(func, spec, target, "", point).scheduled()
     if not spec.ternary:
         return made
-    single = {**point, "columns": 1}  # rarely executed: keep the code small
+    single = {**point, "columns": PIXELS}  # rarely executed: keep the code small
     other = _Form(func, spec, target, nibbles.ZEROS, single).scheduled()
     return zeros.either(func, zero_planes(spec), made, other)
+
+
+class _Range(NamedTuple):
+    """Consecutive tiles of equal width, in pairs of columns."""
+
+    first: int
+    """First pair."""
+    width: int
+    """Pairs per tile."""
+    tiles: int
+    """Number of tiles."""
+    columns: int
+    """Columns of all of them: the last pair of a row may have only one."""
+
+
+def _ranges(width: int, columns: int) -> list[_Range]:
+    """Divide a row of `width` outputs into tiles of at most `columns`.
+
+    Examples
+    --------
+    >>> [tuple(part) for part in _ranges(13, 4)]
+    [(0, 2, 3, 12), (6, 1, 1, 1)]
+    """
+    made: list[_Range] = []
+    first, pairs = 0, layout.blocks(width, PIXELS)
+    for size in shares(pairs, columns // PIXELS):
+        end = min(width, (first + size) * PIXELS)
+        whole = end == (first + size) * PIXELS
+        if made and whole and made[-1].width == size:
+            last = made.pop()
+            made.append(_Range(last.first, size, last.tiles + 1, end - last.first * PIXELS))
+        else:
+            made.append(_Range(first, size, 1, end - first * PIXELS))
+        first += size
+    return made
 
 
 class _Form:
@@ -148,7 +172,7 @@ class _Form:
         """Return the scheduled kernel: tables; per channel tile, its weights and rows of tiles."""
         parts = [self._table(name) for name in self._tables]
         for group in groups(self._spec.out_channels, self._point["vectors"] * self._size // LANES):
-            columns = segments(nibbles.bordered(self._spec), self._point["columns"])
+            columns = _ranges(self._spec.output_hw[1], self._point["columns"])
             weights, divided = self._weights(group), self._point.get("divide", 0)
             of_row = [self._tiles(group, segment) for segment in columns]
             of_row += nchw.transposed(
@@ -174,7 +198,7 @@ class _Form:
         last = sch.get_loops(name)[-1]
         size = math.gcd(int(sch.get(last).extent), 2 * CONVERTED)
         lanes = sch.split(last, [None, size])[1]
-        if name.startswith("rows"):
+        if name.startswith("rows_"):
             sch.tensorize(lanes, SPREAD_NIBBLES[size // 2].register())
         else:
             sch.vectorize(lanes)
@@ -200,13 +224,16 @@ class _Form:
     def _unit(self) -> int:
         return max(self._size, NIBBLE_LANES)
 
-    def _tiles(self, group: Group, segment: Segment) -> tirx.PrimFunc:
+    def _tiles(self, group: Group, part: _Range) -> tirx.PrimFunc:
         """Schedule the tiles of a range of channels and columns."""
         # 1 normalize
-        columns, last = segment.columns, group.lanes[-1] < LANES
+        columns, last = (part.first * PIXELS, part.columns), group.lanes[-1] < LANES
+        looked_up = part.first, part.width * part.tiles
+        lanes = [self._vectors(group, size) for size in (self._size, self._unit)]
         cut: dict[str, Bounds] = {
-            "sum": {2: columns, 6: self._vectors(group, self._size)},
-            "wide": {2: columns, 3: self._vectors(group, self._unit)},
+            "few": {2: looked_up, 9: lanes[0]},
+            "sum": {2: looked_up, 6: lanes[0]},
+            "wide": {2: looked_up, 3: lanes[1]},
         }
         ends = [""] * (len(group.lanes) > last) + ["_last"] * last
         for end in ends:
@@ -217,7 +244,7 @@ class _Form:
         rows = []
         for end in ends:
             n, h, w, o = sch.get_loops(f"out{end}")
-            tile, column = sch.split(w, [segment.tiles, segment.width])
+            tile, column = sch.split(w, [part.tiles, None])
             outer, vector = sch.split(o, [group.count, None])
             # Divide few rows evenly, with few threads that write to the same words.
             nest = [n, h, outer] if self._point.get("divide", 0) else [outer, n, h]
@@ -229,10 +256,7 @@ class _Form:
         if len(rows) > 1:
             sch.merge(*rows)
         # 3 stage: sums under a tile
-        taps = range(self._spec.kernel[1])
-        self._sums(
-            sch, sch.get_loops(f"out{ends[0]}")[len(nest)], any(t != taps for t in segment.taps)
-        )
+        self._sums(sch, sch.get_loops(f"out{ends[0]}")[len(nest)])
         # 5 vectorize
         for end in ends:
             epilogue.vectorize(
@@ -240,41 +264,39 @@ class _Form:
             )
         return sch.mod["main"]
 
-    def _sums(self, sch: s_tir.Schedule, tile: s_tir.schedule.LoopRV, skipped: bool) -> None:
-        """Schedule the sums of a tile: byte sums inside the loop over 16-bit sums.
-
-        If taps may be `skipped`, each tap of a row gets its own code.
-        """
+    def _sums(self, sch: s_tir.Schedule, tile: s_tir.schedule.LoopRV) -> None:
+        """Schedule the sums of a tile: those in bytes inside the loop over 16-bit sums."""
         point, size = self._point, self._size
         sch.compute_at("wide", tile, preserve_unit_loops=True)
         *_, w, o, plane, kh, turn = sch.get_loops("wide")
         sch.reorder(plane, kh, turn, w, o)
         sch.compute_at("sum", turn, preserve_unit_loops=True)
         unrolled = [w, o, *sch.get_loops(sch.decompose_reduction("wide", plane))[-2:]]
-        *_, w, _, _, _, o, kw, nibble = sch.get_loops("sum")
-        nibble, *body = sch.split(nibble, [None, point["unroll"]])
-        outer = [nibble] if point["shared"] else [kw, nibble]
-        # Table rows stay in registers from tap to tap, or weights from column to column.
-        if point["shared"]:
-            extents = [int(sch.get(loop).extent) for loop in (w, kw, o)]
-            body += [w, kw] if extents[0] > extents[1] * extents[2] else [kw, w]
-        else:
-            body.append(w)
-        body.append(o)
-        sch.reorder(*outer, *body)
-        unrolled += body
-        if skipped and not point["shared"]:
-            unrolled.append(kw)
-        unrolled += sch.get_loops(sch.decompose_reduction("sum", outer[0]))[-2:]
+        *_, w, _, _, _, o, kw, c, part = sch.get_loops("sum")
+        c, body = sch.split(c, [None, point["unroll"]])
+        sch.reorder(kw, c, body, part, w, o)
+        sch.compute_at("few", part, preserve_unit_loops=True)
+        unrolled += [body, part, w, o]
+        unrolled += sch.get_loops(sch.decompose_reduction("sum", kw))[-2:]
+        *_, w, _, _, _, _, _, _, o, lookup = sch.get_loops("few")
+        sch.reorder(lookup, w, o)
+        unrolled += [lookup, w, o, *sch.get_loops(sch.decompose_reduction("few", lookup))[-2:]]
         channel_tiles.unrolled(sch, unrolled)
         # 4 tensorize
         wasm = intrin_wasm.FEATURE in self._target.features
         pair = (intrin_wasm if wasm else intrin_x86).LOOKUP_ADD[size]
-        sch.tensorize(sch.get_loops("sum_lookup")[-2], pair.register())
+        sch.tensorize(sch.get_loops("few_lookup")[-2], pair.register())
+        sch.tensorize(sch.get_loops("sum_add")[-1], SPLIT_ADD[size].register())
         sch.tensorize(sch.get_loops("wide_add")[-1], WIDENING_ADD[size].register())
         if 8 * size < self._target.vector_bits:
             # TVM lets larger vectors share memory, and LLVM then merges sums of two columns.
             sch.set_scope("sum_update", 0, "local")
+            sch.set_scope("few_update", 0, "local")
+
+
+def _pairs(spec: BinaryConv2d) -> int:
+    """Return the pairs of columns per row, of which the last may have only one."""
+    return layout.blocks(image(spec)[2], PIXELS)
 
 
 def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
@@ -282,17 +304,12 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     per_group = spec.out_channels // spec.groups
     widest = min(target.vector_bits // 8, 64)
     size = NIBBLE_LANES if per_group % widest and widest > NIBBLE_LANES else widest
-    width = image(spec)[2]
-    apart = spec.kernel[1] == 1 or spec.strides[1] > 1 or width <= _APART[0]
-    columns, vectors, unroll, shared = _APART if apart and size == 64 else _TILES[widest]
+    columns, vectors = _TILES[widest]
     if per_group <= size or (spec.groups > 1 and per_group % (vectors * size)):
-        vectors, shared = 1, True  # half the lookups per row: separate loads would take longer
-    if widest < 64 and spec.strides[1] > 1:
-        shared = False  # taps have few rows in common
+        columns, vectors = columns * vectors, 1
     return {
         "bytes": size,
-        "columns": shares(width, columns)[0],
+        "columns": PIXELS * shares(_pairs(spec), columns // PIXELS)[0],
         "vectors": max(vectors, NIBBLE_LANES // size),
-        "unroll": unroll,
-        "shared": int(shared),
+        "unroll": 1,
     }

@@ -10,6 +10,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair, lanes
+from bnncc.topi_binary.definitions import nibbles
 from bnncc.topi_binary.definitions.terms import (
     bfloat16,
     byte_mask,
@@ -183,50 +184,71 @@ AND_POPCOUNT = {
 """By sign: the same with AND instead of XOR; popcounts are added or subtracted."""
 
 
-def _widening_add(size: int, vectors: int) -> TensorPair:
-    half, both = size // 2, size * vectors // 2
+def _split_add(size: int) -> TensorPair:
+    every, four = T.Ramp(0, 1, size), T.Broadcast(T.uint8(4), size)
+    second = T.Ramp(size, 1, size)
+    return TensorPair(
+        f"split_add_{size}_u8",
+        "",
+        (Operand((size,), "uint8"), Operand((2 * size,), "uint8")),
+        size,
+        lambda lane, both, total: [
+            (lane, total[lane] + both[lane]),
+            (lane + size, total[lane + size] + T.shift_right(both[lane], T.uint8(4))),
+        ],
+        lambda both, total: [
+            (every, total[every] + both[every]),
+            (second, total[second] + T.shift_right(both[every], four)),
+        ],
+    )
 
-    def desc(lane: Expr, narrow: Any, total: Any) -> Any:
-        even, odd = (T.Cast("uint16", narrow[lane * 2 + side]) for side in range(2))
-        return [
-            (lane, total[lane] + (even + odd * T.uint16(256))),
-            (lane + both, total[lane + both] + odd),
-        ]
+
+SPLIT_ADD = {size: _split_add(size) for size in (16, 32, 64)}
+"""By vector size in bytes: add bytes to sums modulo 256, and their high halves to other sums."""
+
+
+def _widening_add(size: int) -> TensorPair:
+    half, unit = size // 2, max(size, NIBBLE_LANES)
 
     def impl(narrow: Any, total: Any) -> Any:
-        made = []
-        for vector in range(vectors):
-            pair = T.reinterpret(f"uint16x{half}", narrow[T.Ramp(vector * size, 1, size)])
-            for first, value in ((0, pair), (both, pair >> T.Broadcast(T.uint16(8), half))):
-                where = T.Ramp(first + vector * half, 1, half)
-                made.append((where, total[where] + value))
+        made, four = [], T.Broadcast(T.uint8(4), size)
+        for vector in range(unit // size):
+            both, second = (narrow[T.Ramp((2 * vector + k) * size, 1, size)] for k in range(2))
+            for row, value in enumerate((both - T.shift_left(second, four), second)):
+                pair = T.reinterpret(f"uint16x{half}", value)
+                for start, one in ((0, pair), (unit // 2, pair >> T.Broadcast(T.uint16(8), half))):
+                    where = T.Ramp(row * unit + start + vector * half, 1, half)
+                    made.append((where, total[where] + one))
         return made
 
     return TensorPair(
-        f"widening_add_{vectors}x{size}_u8",
+        f"widening_add_{unit // size}x{size}_u8",
         "",
-        (Operand((2 * both,), "uint8"), Operand((2 * both,), "uint16")),
-        both,
-        desc,
+        (Operand((2 * unit,), "uint8"), Operand((2 * unit,), "uint16")),
+        unit // 2,
+        lambda lane, narrow, total: [
+            (at, total[at] + value)
+            for at, value in nibbles.widened(lambda k: narrow[k], lane, size)
+        ],
         impl,
     )
 
 
-WIDENING_ADD = {size: _widening_add(size, max(1, NIBBLE_LANES // size)) for size in (16, 32, 64)}
-"""By vector size in bytes: pairs of bytes are added to 16-bit sums, ``even + 256 * odd``, and the
-odd bytes to sums of their own; at least `NIBBLE_LANES` bytes."""
+WIDENING_ADD = {size: _widening_add(size) for size in (16, 32, 64)}
+"""By vector size in bytes: add the sums of `SPLIT_ADD` in 16 bits, at least `NIBBLE_LANES` of them:
+those of the low halves, then those of the high halves. Pairs of bytes are added as ``even + 256 *
+odd``, and the odd bytes to sums of their own."""
 
 
 def _nibble(data: Any, number: Expr) -> Expr:
-    moved = T.shift_right(data[number // 2], T.Cast("uint8", number % 2 * 4))
-    return T.shift_left(moved, T.uint8(4))
+    return T.shift_right(data[number // 2], T.Cast("uint8", number % 2 * 4)) & T.uint8(15)
 
 
 def _spread(count: int) -> TensorPair:
     def impl(data: Any, rows: Any) -> Any:
         wide = T.Cast(f"uint16x{count}", data[T.Ramp(0, 1, count)])
-        four, eight, high = (T.Broadcast(T.uint16(k), count) for k in (4, 8, 0xF0F0))
-        both = ((wide << four) | (wide << eight)) & high
+        four, low = (T.Broadcast(T.uint16(k), count) for k in (4, 0x0F0F))
+        both = (wide | (wide << four)) & low
         return [(T.Ramp(0, 1, 2 * count), T.reinterpret(f"uint8x{2 * count}", both))]
 
     return TensorPair(
@@ -241,7 +263,7 @@ def _spread(count: int) -> TensorPair:
 
 
 SPREAD_NIBBLES = {count: _spread(count) for count in (4, 8, 16, 32)}
-"""By number of bytes: their nibbles, low ones first, become bytes, multiplied by 16."""
+"""By number of bytes: their nibbles, low ones first, become bytes."""
 
 
 def _multiply_add(shared: bool, count: int) -> TensorPair:

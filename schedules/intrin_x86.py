@@ -60,27 +60,30 @@ LOOKUP = {
 def lookup_add(instruction: Intrinsic) -> TensorPair:
     """Return the pair that adds the table entries selected by bytes of weights."""
     size = lanes(instruction.result)
-    every = T.Ramp(0, 1, size)
+    every, table = T.Ramp(0, 1, size), T.Ramp(0, 1, 16)
 
     def desc(lane: Expr, entry: Expr, weight: Any, row: Any, total: Any) -> Any:
         # A one-hot sum: ``tensorize`` cannot match a loop that reads ``row[weight]``.
         meant = weight[lane] == T.Cast("uint8", entry)
-        picked = T.if_then_else(meant, row[lane // 16 * 16 + entry], T.uint8(0))
+        picked = T.if_then_else(meant, row[entry], T.uint8(0))
         return [(lane, total[lane] + picked)]
+
+    def impl(weight: Any, row: Any, total: Any) -> Any:
+        rows = [row[table]] * (size // 16)
+        every_lane = rows[0] if size == 16 else tirx.Shuffle(rows, [*range(size)])
+        return [(every, total[every] + instruction(every_lane, weight[every]))]
 
     return TensorPair(
         instruction.name.replace("lookup", "lookup_add"),
         instruction.feature,
         (
             Operand((size,), "uint8", bounds=(0, 15)),
-            Operand((size,), "uint8"),
+            Operand((16,), "uint8"),
             Operand((size,), "uint8"),
         ),
         size,
         desc,
-        lambda weight, row, total: [
-            (every, total[every] + instruction(row[every], weight[every])),
-        ],
+        impl,
         terms=16,
     )
 

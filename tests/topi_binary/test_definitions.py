@@ -88,8 +88,24 @@ COUNTED = [
 """Layers of which other forms make the same sums."""
 
 
+EDGES = [
+    replace(definition_cases.WORDS, kernel=kernel, pads=pads, width=width, **more)
+    for kernel, pads, width, more in [
+        ((2, 1), (0, 0, 1, 0), 1, {}),  # a single column
+        ((1, 1), (0, 0, 0, 0), 3, {"strides": (1, 2)}),
+        ((3, 2), (0, 1, 0, 0), 5, {"pad_value": 1, "channels": 64}),
+        ((2, 3), (1, 3, 0, 0), 2, {"strides": (2, 3)}),  # windows in nothing but padding
+        ((3, 5), (1, 2, 1, 2), 7, {"strides": (1, 2), "channels": 96}),
+        ((1, 6), (0, 2, 0, 4), 4, {"pad_value": -1}),
+        ((2, 7), (0, 6, 0, 6), 9, {"dilations": (2, 2), "channels": 33, "ternary": True}),
+        ((3, 3), (1, 1, 1, 1), 3, {"groups": 2, "channels": 64, "out_channels": 128}),
+    ]
+]
+"""Layers at the edges of lookups for two columns: odd widths, and kernels of any width."""
+
+
 @pytest.mark.parametrize("size", [16, 32, 64])
-@pytest.mark.parametrize("spec", COUNTED, ids=lambda spec: Workload.of(spec).name)
+@pytest.mark.parametrize("spec", [*COUNTED, *EDGES], ids=lambda spec: Workload.of(spec).name)
 def test_looking_nibbles_up_counts_the_same(spec: BinaryConv2d, size: int) -> None:
     spec = replace(spec, weight_order="nibbles")
     form = f"{nibbles.FORM}{size}{nibbles.ZEROS if spec.ternary else ''}"

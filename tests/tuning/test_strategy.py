@@ -17,7 +17,7 @@ from bnncc.tuning.search import Search
 from bnncc.tuning.strategy import points_of
 from bnncc.tuning.task import Task, key_of
 
-TARGET = catalog.resolve("x86-64-v4")
+TARGET = catalog.resolve("x86-64-v4-vpopcntdq")
 LAYER = BinaryConv2d(1, 56, 56, 64, 64, (3, 3), pads=(1, 1, 1, 1), steps=(Step("threshold"),))
 
 
@@ -71,14 +71,14 @@ def test_all_points_are_tried_once_and_then_none_is_left() -> None:
 
 
 def test_what_is_measured_leads_to_better_points() -> None:
-    """One of the best two of 320 after 40 trials; points at random are that one time in four."""
+    """One of the best three of 519 after 40 trials; points at random are that one time in five."""
     one, search = task(), Search(TARGET)
     ranks = sorted(made_up(point) for point in one.all)
-    assert len(ranks) == 320
+    assert len(ranks) == 519
     for _ in range(5):
         tried(search, one, search.propose(one, 8))
     assert one.best is not None
-    assert one.best[1] <= ranks[1]
+    assert one.best[1] <= ranks[2]
 
 
 def test_a_seed_repeats_a_search() -> None:
