@@ -99,33 +99,44 @@ def _configured() -> list[str]:
 
 
 def _lookup(kind: str) -> list[str]:
+    """Return three lookups for two outputs, as `definitions.nibbles` adds them, four times."""
     body = []
-    for i in range(ACCUMULATORS):
-        found = 14 + i % 2
-        body += [
-            f"vpshufb %{kind}12, %{kind}13, %{kind}{found}",
-            f"vpaddb %{kind}{found}, %{kind}{i}, %{kind}{i}",
-        ]
+    for i in range(4):
+        some, both, second = (f"%{kind}{k + i}" for k in (8, 0, 4))
+        body.append(f"vpshufb %{kind}12, %{kind}13, {some}")
+        for found in (14, 15):
+            body += [
+                f"vpshufb %{kind}12, %{kind}13, %{kind}{found}",
+                f"vpaddb %{kind}{found}, {some}, {some}",
+            ]
+        body += [f"vpaddb {some}, {both}, {both}", f"vpsrlw $$4, {some}, {some}"]
+        conjunction = "vpandd" if kind == "zmm" else "vpand"
+        body += [f"{conjunction} %{kind}12, {some}, {some}", f"vpaddb {some}, {second}, {second}"]
     return body
 
 
 def _lookup_sse() -> list[str]:
+    """Return the same for SSSE3, which overwrites an operand: the table is copied."""
     body = []
-    for i in range(ACCUMULATORS):
-        found = 14 + i % 2
-        body += [
-            f"movdqa %xmm13, %xmm{found}",
-            f"pshufb %xmm12, %xmm{found}",
-            f"paddb %xmm{found}, %xmm{i}",
-        ]
+    for i in range(4):
+        some, both, second = (f"%xmm{k + i}" for k in (8, 0, 4))
+        body += [f"movdqa %xmm13, {some}", f"pshufb %xmm12, {some}"]
+        for found in (14, 15):
+            body += [
+                f"movdqa %xmm13, %xmm{found}",
+                f"pshufb %xmm12, %xmm{found}",
+                f"paddb %xmm{found}, {some}",
+            ]
+        body += [f"paddb {some}, {both}", f"psrlw $$4, {some}", f"pand %xmm12, {some}"]
+        body.append(f"paddb {some}, {second}")
     return body
 
 
 MIXES = {
     "xor+vpopcnt+add": (_xor_popcount_add, ACCUMULATORS * 512, ("avx512_vpopcntdq",)),
-    "lookup 512": (lambda: _lookup("zmm"), ACCUMULATORS * 256, ("avx512bw",)),
-    "lookup 256": (lambda: _lookup("ymm"), ACCUMULATORS * 128, ("avx2",)),
-    "lookup 128": (_lookup_sse, ACCUMULATORS * 64, ("ssse3",)),
+    "lookup 512": (lambda: _lookup("zmm"), 4 * 3 * 512, ("avx512bw",)),
+    "lookup 256": (lambda: _lookup("ymm"), 4 * 3 * 256, ("avx2",)),
+    "lookup 128": (_lookup_sse, 4 * 3 * 128, ("ssse3",)),
     "f32 fma": (_fma, ACCUMULATORS * 16, ("avx512f",)),
     "int8 dot": (_dot_bytes, ACCUMULATORS * 64, ("avx512_vnni",)),
     "int8 tiles": (lambda: _tile_products("tdpbssd"), 4 * 16**2 * 64, ("amx_tile", "amx_int8")),
@@ -141,8 +152,7 @@ MIXES = {
 }  # fmt: skip
 """Name: instructions of one iteration, the multiply-adds they stand for, the CPU features needed.
 
-Lookups are ``pshufb`` and ``paddb``, four products for each byte: of AVX-512BW, of AVX2, and in the
-encoding of SSSE3, which overwrites an operand.
+Lookups find four products of two outputs for each byte: with AVX-512BW, AVX2, and SSSE3.
 """
 
 
