@@ -5,6 +5,7 @@ SkipSimplifiedLayerNormalization(x, s, g)   ->  RMSNormalization(x + s, g), and 
 SkipLayerNormalization(x, s, g, b)          ->  LayerNormalization(x + s, g, b), and the sum
 RotaryEmbedding(x, p, cos, sin)             ->  RotaryEmbedding(x, cos, sin, p) of ONNX
 MultiHeadAttention(q, k, v)                 ->  Attention(q, k, v) of ONNX
+GroupQueryAttention(q, k, v, ...)           ->  products, masks and caches (`grouped_query`)
 Gelu(x), BiasGelu(x, b)                     ->  Gelu(x + b)
 FastGelu(x, b)                              ->  Gelu(x + b), approximated by tanh
 QuickGelu(x)                                ->  x * Sigmoid(alpha * x)
@@ -16,6 +17,7 @@ import itertools
 import math
 
 from bnncc.errors import ShapeError, UnsupportedOp
+from bnncc.frontend import grouped_query
 from bnncc.ir.graph import Dim
 from bnncc.ir.pieces import Expression, Reader
 
@@ -177,6 +179,7 @@ OPERATORS: dict[str, Reader] = {
     "BiasGelu": _gelu,
     "FastGelu": lambda write: _gelu(write, "tanh"),
     "Gelu": _gelu,
+    "GroupQueryAttention": grouped_query.read,
     "MultiHeadAttention": _attention,
     "QuickGelu": _quick_gelu,
     "SimplifiedLayerNormalization": _simplified,

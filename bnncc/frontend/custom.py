@@ -108,6 +108,20 @@ _CONTRIB: dict[str, Schema] = {
     "BiasGelu": Schema((2,)),
     "FastGelu": Schema((1, 2)),
     "Gelu": Schema((1,)),
+    "GroupQueryAttention": Schema(
+        tuple(range(7, 18)),
+        dict.fromkeys(("kv_num_heads", "num_heads"), (_INT,)),
+        {
+            **dict.fromkeys(("k_norm_epsilon", "q_norm_epsilon", "qk_norm_epsilon"), (_FLOAT,)),
+            **dict.fromkeys(("k_quant_type", "v_quant_type"), (_STRING,)),
+            **dict.fromkeys(("causal", "do_rotary", "kv_cache_bit_width"), (_INT,)),
+            **dict.fromkeys(("local_window_size", "qk_output", "rotary_interleaved"), (_INT,)),
+            **dict.fromkeys(("scale", "softcap"), (_FLOAT,)),
+            **dict.fromkeys(("sliding_window_cache", "smooth_softmax"), (_INT,)),
+        },
+        (1, 2, 3, 4, *range(7, 17)),
+        4,
+    ),
     "MultiHeadAttention": Schema(
         tuple(range(1, 11)),
         {"num_heads": (_INT,)},

@@ -1,0 +1,340 @@
+"""GroupQueryAttention of ONNX Runtime's own domain, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+import bnncc
+from bnncc.errors import ModelError, ShapeError, UnsupportedOp
+from bnncc.frontend.onnx import load
+from bnncc.ir.evaluate import evaluate
+from bnncc.ir.graph import Graph
+from bnncc.runtime.session import aligned_empty
+from tests.collection.builder import Net
+
+Array = np.ndarray[Any, Any]
+HEADS, SHARED, SIZE, ROWS = 4, 2, 16, 24
+INPUTS = ["q", "k", "v", "pk", "pv", "lengths", "total", "cos", "sin", "places", "bias"]
+ANGLES = np.random.default_rng(0).standard_normal((ROWS, SIZE // 2)).astype(np.float32)
+
+
+def numbers(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng((*shape, seed)).standard_normal(shape).astype(np.float32)
+
+
+def feeds_of(
+    lengths: list[int], tokens: int, past: int, whole: int, *, packed: bool = False
+) -> dict[str, Array]:
+    """Return inputs for sequences of `lengths` with the new tokens."""
+    batch = len(lengths)
+    wide = {"q": HEADS, "k": SHARED, "v": SHARED}
+    if packed:
+        wide = {"q": HEADS + 2 * SHARED}
+    feeds = {n: numbers(batch, tokens, w * SIZE, seed=s) for s, (n, w) in enumerate(wide.items())}
+    if past:
+        feeds |= {n: numbers(batch, SHARED, past, SIZE, seed=s) for s, n in enumerate(("pk", "pv"))}
+    ends = np.array(lengths, np.int32) - 1
+    return {**feeds, "lengths": ends, "total": np.array(whole, np.int32)}
+
+
+def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def attention(
+    feeds: dict[str, Array], constants: dict[str, Array], **attrs: Any
+) -> onnx.ModelProto:
+    """Return a model of one node with those of `INPUTS` that are given."""
+    names = [name if name in {**feeds, **constants} else "" for name in INPUTS]
+    outputs = ["y", "nk", "nv"]
+    node = helper.make_node(
+        "GroupQueryAttention", names, outputs, "attention", domain="com.microsoft",
+        **{"num_heads": HEADS, "kv_num_heads": SHARED, **attrs},
+    )  # fmt: skip
+    given = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+        for n, v in feeds.items()
+    ]
+    held = [onnx.numpy_helper.from_array(v, n) for n, v in constants.items()]
+    made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    graph = helper.make_graph([node], "attention", given, made, held)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+def agrees(
+    feeds: dict[str, Array], *, constant: tuple[str, ...] = ("total",), **attrs: Any
+) -> None:
+    """Compare the rows that are not padding, of the output and of the caches."""
+    fixed = {name: feeds[name] for name in constant}
+    if attrs.get("do_rotary"):
+        fixed |= {"cos": np.cos(ANGLES), "sin": np.sin(ANGLES)}
+    given = {n: v for n, v in feeds.items() if n not in fixed}
+    model = attention(given, fixed, **attrs)
+    wanted = session(model).run(None, given)
+    graph = load(model)
+    results = evaluate(graph, given)
+    found = [results[name] for name in graph.outputs]
+    tokens = feeds["q"].shape[1]
+    for b, length in enumerate(feeds["lengths"].reshape(-1) + 1):
+        rows = min(tokens, length)
+        np.testing.assert_allclose(found[0][b, :rows], wanted[0][b, :rows], rtol=2e-5, atol=2e-6)
+        for mine, theirs in zip(found[1:], wanted[1:], strict=True):
+            assert mine.shape == theirs.shape
+            np.testing.assert_allclose(
+                mine[b, :, :length], theirs[b, :, :length], rtol=2e-5, atol=2e-6
+            )
+
+
+STEPS = {
+    "prompt": ([7, 7], 7, 0, 7),
+    "padded prompt": ([7, 4], 7, 0, 7),
+    "prompt into a buffer": ([7, 4], 7, 12, 7),
+    "token": ([8, 8], 1, 7, 8),
+    "token of shorter sequences": ([8, 5], 1, 7, 8),
+    "token into a buffer": ([8, 5], 1, 12, 8),
+    "token into a full buffer": ([12, 5], 1, 12, 12),
+    "several tokens": ([10], 3, 7, 10),
+    "several tokens into a buffer": ([10], 3, 12, 10),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {},
+        {"do_rotary": 1, "local_window_size": 3},
+        {"do_rotary": 1, "rotary_interleaved": 1, "scale": 0.7, "softcap": 1.5},
+    ],
+    ids=["", "rotary", "interleaved"],
+)
+def test_steps(step: str, packed: bool, attrs: dict[str, Any]) -> None:
+    agrees(feeds_of(*STEPS[step], packed=packed), **attrs)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_bias_and_positions(step: str) -> None:
+    lengths, tokens, past, whole = STEPS[step]
+    feeds = feeds_of(lengths, tokens, past, whole)
+    bias = numbers(1, HEADS, tokens, whole)
+    agrees({**feeds, "bias": bias}, softcap=1.5)
+    agrees({**feeds, "bias": bias[:, :1]})
+    places = np.arange(2, 2 + tokens) + np.zeros((len(lengths), 1), np.int64)
+    agrees({**feeds, "places": places}, do_rotary=1)
+
+
+def test_lengths_of_two_axes() -> None:
+    feeds = feeds_of(*STEPS["token of shorter sequences"])
+    agrees({**feeds, "lengths": feeds["lengths"].reshape(-1, 1)})
+
+
+def test_part_of_each_head_is_rotated() -> None:
+    """Heads of 32, of which tables of 8 columns rotate 16."""
+    agrees(feeds_of(*STEPS["padded prompt"]), do_rotary=1, num_heads=2, kv_num_heads=1)
+
+
+@pytest.mark.parametrize("step", ["token", "several tokens", "token of shorter sequences"])
+def test_caches_without_padding_are_appended_to(step: str) -> None:
+    """Lengths that are constants tell whether a sequence is padded."""
+    feeds = feeds_of(*STEPS[step])
+    agrees(feeds, constant=("total", "lengths"), do_rotary=1)
+    fixed = {name: feeds.pop(name) for name in ("total", "lengths")}
+    ops = [node.op for node in load(attention(feeds, fixed))]
+    padded = step == "token of shorter sequences"
+    assert ops.count("ScatterND") == 2 * padded
+
+
+HIDDEN = HEADS * SIZE
+PAIRS = {"past_key": "present_key", "past_value": "present_value"}
+
+
+def block(
+    *, past: int | str, whole: int | str, batch: int | str = 2, masked: bool = True
+) -> onnx.ModelProto:
+    """Return attention with a residual between ternary linear layers, for one new token.
+
+    If it is not `masked`, all sequences are as long as `mask`.
+    """
+    net = Net(17, seed=1)
+    net.domains["com.microsoft"] = 1
+    x = net.input("x", [batch, 1, HIDDEN])
+    olds = [net.input(name, [batch, SHARED, past, SIZE]) for name in PAIRS]
+    mask = net.input("mask", [batch, whole], TensorProto.INT64)
+
+    def linear(x: str, units: int) -> str:
+        most = net.op("ReduceMax", net.op("Abs", x), axes=[-1], keepdims=1)
+        scale = net.op("Div", net.const(127), net.op("Clip", most, net.const(1e-5)))
+        rounded = net.op("Round", net.op("Mul", x, scale))
+        data = net.op("Clip", rounded, net.const(-128), net.const(127))
+        made = net.op("MatMul", data, net.const(net.rng.integers(-1, 2, (HIDDEN, units))))
+        return net.op("Mul", net.op("Div", made, scale), net.const((1.5 * HIDDEN) ** -0.5))
+
+    one = net.const(1, np.int64)
+    longest = net.op("Gather", net.op("Shape", mask), one)
+    if masked:
+        ends = net.op("Sub", net.op("ReduceSum", mask, net.ints([1]), keepdims=0), one)
+    else:
+        rows = net.op("Shape", x, start=0, end=1)
+        ends = net.op("Expand", net.op("Sub", longest, one), rows)
+    ends, longest = (net.op("Cast", n, to=TensorProto.INT32) for n in (ends, longest))
+    operands = [linear(x, n * SIZE) for n in (HEADS, SHARED, SHARED)]
+    tables = [net.const(f(ANGLES)) for f in (np.cos, np.sin)]
+    node = helper.make_node(
+        "GroupQueryAttention", [*operands, *olds, ends, longest, *tables],
+        ["attended", *PAIRS.values()], "gqa", domain="com.microsoft", num_heads=HEADS,
+        kv_num_heads=SHARED, do_rotary=1,
+    )  # fmt: skip
+    net.nodes.append(node)
+    net.output(net.op("Add", x, linear("attended", HIDDEN)), *PAIRS.values())
+    model = net.model(check=False)
+    for value in model.graph.output:
+        value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, None))
+    return model
+
+
+def decoded(model: onnx.ModelProto, artifact: bnncc.Artifact, lengths: list[int]) -> None:
+    """Compare several steps, each with what ONNX Runtime made of the cache before."""
+    run, rng = session(model), np.random.default_rng(0)
+    batch, past, buffer = len(lengths), max(lengths), artifact.inputs[1].shape[2]
+    shape = (batch, SHARED, buffer if isinstance(buffer, int) else past, SIZE)
+    caches = {name: rng.standard_normal(shape).astype(np.float32) for name in PAIRS}
+    for step in range(3):
+        known = [n + step + 1 for n in lengths]
+        x = rng.standard_normal((batch, 1, HIDDEN)).astype(np.float32)
+        mask = np.arange(past + step + 1) < np.array(known)[:, None]
+        feeds = {"x": x, **caches, "mask": mask.astype(np.int64)}
+        wanted, made = run.run(None, feeds), artifact.run(feeds)
+        for name, array in zip(made, wanted, strict=True):
+            assert made[name].shape == array.shape
+        y, *present = made.values()
+        np.testing.assert_allclose(y, wanted[0], rtol=1e-5, atol=1e-5)
+        for mine, theirs in zip(present, wanted[1:], strict=True):
+            for b, length in enumerate(known):
+                np.testing.assert_allclose(
+                    mine[b, :, :length], theirs[b, :, :length], rtol=1e-5, atol=1e-5
+                )
+        caches = dict(zip(PAIRS, wanted[1:], strict=True))
+
+
+def test_a_block_with_caches_that_grow() -> None:
+    model = block(past="past", whole="past+1", batch="batch")
+    artifact = bnncc.compile(model, threads=1)
+    kinds = [layer["kind"] for layer in artifact.report["layers"]]
+    assert kinds == ["few_bit"] * 3 + ["float"] * 2 + ["few_bit"]
+    decoded(model, artifact, [5, 3])
+    decoded(model, artifact, [4])
+
+
+def test_a_block_with_a_buffer() -> None:
+    model = block(past=12, whole="whole")
+    artifact = bnncc.compile(model, threads=1, max_dims={"whole": 12})
+    assert artifact.outputs[1].shape == (2, SHARED, 12, SIZE)
+    decoded(model, artifact, [5, 3])
+
+
+def test_a_block_grows_in_place() -> None:
+    model = block(past="past", whole="past+1", batch=1, masked=False)
+    artifact = bnncc.compile(model, threads=1, max_dims={"past": 12}, in_place=PAIRS)
+    decoded(model, artifact, [5])
+    held = {name: aligned_empty((1, SHARED, 12, SIZE), "float32") for name in PAIRS}
+    rng, run = np.random.default_rng(0), session(model)
+    for array in held.values():
+        array[...] = np.nan
+        array[:, :, :5] = rng.standard_normal((1, SHARED, 5, SIZE))
+    for past in range(5, 9):
+        x, y = (aligned_empty((1, 1, HIDDEN), "float32") for _ in range(2))
+        x[...] = rng.standard_normal(x.shape)
+        feeds = {"x": x, "mask": np.ones((1, past + 1), np.int64)}
+        olds = {name: array[:, :, :past] for name, array in held.items()}
+        wanted = run.run(None, {**feeds, **{n: np.ascontiguousarray(a) for n, a in olds.items()}})
+        places = {PAIRS[name]: array[:, :, : past + 1] for name, array in held.items()}
+        artifact.run({**feeds, **olds}, out={model.graph.output[0].name: y, **places})
+        for array, other in zip([y, *places.values()], wanted, strict=True):
+            np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("attrs", "said"),
+    [
+        ({"smooth_softmax": 1}, "`smooth_softmax` is 1, expected 0"),
+        ({"causal": 0}, "`causal` is 0, expected 1"),
+        ({"k_quant_type": "PER_TENSOR"}, "`k_quant_type` is PER_TENSOR, expected NONE"),
+        ({"num_heads": 3}, "`num_heads` is 3 and `kv_num_heads` is 2, expected a multiple"),
+        ({"do_rotary": 1}, "`do_rotary` is 1, but cos_cache is missing"),
+    ],
+)
+def test_attributes_that_are_not_supported(attrs: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnsupportedOp, match=said):
+        load(attention(feeds_of(*STEPS["token"]), {}, **attrs))
+
+
+def test_inputs_that_are_not_supported() -> None:
+    feeds = feeds_of(*STEPS["token"])
+    total = {"total": feeds.pop("total")}
+    said = {
+        "past_key has 6 positions and past_value 7": (feeds | {"pk": feeds["pk"][:, :, 1:]}, total),
+        "the cache is float16, expected float32": (
+            feeds | {n: feeds[n].astype(np.float16) for n in ("pk", "pv")}, total
+        ),
+        "found one of key and value, expected both": (
+            {n: v for n, v in feeds.items() if n != "v"}, total
+        ),
+        r"its input 1 has shape \[2, 1, 64\], expected \[2, 1, 32\]": (
+            feeds | {"k": feeds["q"]}, total
+        ),
+        r"total_sequence_length \(`total`\) depends on data": (feeds | total, {}),
+        "is 9, but there is no past_key and the query 1 tokens; expected 1": (
+            {n: v for n, v in feeds.items() if n[0] != "p"}, {"total": np.array(9, np.int32)}
+        ),
+    }  # fmt: skip
+    for text, (given, fixed) in said.items():
+        with pytest.raises((UnsupportedOp, ShapeError), match=text):
+            load(attention(given, fixed))
+    model = attention(feeds, total)
+    model.graph.node[0].input.extend(["sink"])
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(HEADS, np.float32), "sink"))
+    with pytest.raises(UnsupportedOp, match="input `head_sink` is not supported"):
+        load(model)
+    del model.graph.node[0].attribute[:]
+    with pytest.raises(ModelError, match="required attribute `kv_num_heads` is missing"):
+        load(model)
+
+
+def loaded(**shapes: tuple[int | str, ...]) -> Graph:
+    return load(block(past="past", whole="whole", batch="batch"), input_shapes=shapes)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "said", "hint"),
+    [
+        ({}, "is whole, but past_key has past positions and the query 1 tokens; expected their sum",
+         "--input-shape mask:batch,past+1"),
+        ({name: ("batch", SHARED, 12, SIZE) for name in PAIRS},
+         "is whole, but past_key has 12 positions",
+         "--input-shape mask:batch,13, or bound it: --max-dim whole=12"),
+        ({"mask": ("other", "past+1")}, r"seqlens_k has shape \['other'\], expected \[batch\]",
+         "name the batch of each input alike"),
+        ({"past_key": ("batch", SHARED, "more", SIZE)},
+         "past_key has more positions and past_value past, expected equal numbers",
+         "name sizes alike"),
+        ({"past_key": ("batch", HEADS, "past", SIZE)}, "a cache has shape", "name the batch"),
+    ],
+)  # fmt: skip
+def test_sizes_that_are_not_known(
+    shapes: dict[str, tuple[int | str, ...]], said: str, hint: str
+) -> None:
+    with pytest.raises((UnsupportedOp, ShapeError), match=said) as error:
+        loaded(**shapes)
+    assert str(error.value.hint).startswith(hint)
