@@ -125,8 +125,8 @@ def compile(
     max_dims : mapping of str to int, optional
         The greatest sizes of symbolic dimensions.
     in_place : mapping of str to str, optional
-        Outputs that append to an input, by its name, such as key/value caches: `Artifact.run`
-        writes only what is new if both are views of one array.
+        Outputs that append to an input or write rows of it, by its name, such as key/value
+        caches: `Artifact.run` writes only what is new if both are views of one array.
     assume : {"none", "dabnn"}
         What to assume beyond the model: ``dabnn`` applies sign() to the input of every convolution
         with binary weights, and pads it with -1.

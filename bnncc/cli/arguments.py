@@ -300,8 +300,8 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     add_repeatable(
         group,
         "--in-place",
-        "store an output, which appends to an input, in that input's memory, as for a key/value "
-        "cache",
+        "store an output, which appends to an input or writes rows of it, in that input's memory, "
+        "as for a key/value cache",
         "INPUT=OUTPUT",
         option(parse_in_place),
     )

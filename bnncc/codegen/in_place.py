@@ -3,12 +3,16 @@
     main:           present = append(past, new)        copies `past` to other memory
     main_in_place:  present = append_new(past, new)    `past` already is the front of `present`
 
+`new` is what follows `past`, or rows at positions that are data, or both.
+
 With the option ``in_place``, kernels read and write `past` and `present` with any strides, so
 both can be parts of a buffer with room for more. Only ``main_in_place`` relies on it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import tvm
@@ -32,45 +36,90 @@ _APPENDS = "bnncc.appends"
 
 
 def append(
-    bb: relax.BlockBuilder, past: relax.Expr, new: relax.Expr, made: relax.TensorType, axis: int
+    bb: relax.BlockBuilder,
+    parts: Sequence[relax.Expr],
+    made: relax.TensorType,
+    axis: int,
+    written: Sequence[relax.Expr] = (),
 ) -> relax.Expr:
-    """Return the concatenation of two tensors along an axis, of type `made`, as one kernel."""
-    kinds = [past.ty, new.ty, made]
+    """Return a cache that continues another one, as one kernel.
+
+    Parameters
+    ----------
+    bb : relax.BlockBuilder
+        Inside a dataflow block.
+    parts : sequence of relax.Expr
+        The cache before, and what follows it along an axis, if anything.
+    made : relax.TensorType
+        Type of the result.
+    axis : int
+        The axis.
+    written : sequence of relax.Expr
+        Indices and rows of a ScatterND into the `parts`, or nothing. Negative indices count from
+        the end; all are inside.
+
+    Returns
+    -------
+    relax.Var
+        The cache after.
+    """
+    args = [*parts, *written]
+    kinds = [*(arg.ty for arg in args), made]
     sizes = [size for kind in kinds for size in kind.shape.values]
     bound = {str(size) for size in sizes if isinstance(size, tirx.Var)}
     free = [size for size in symbols_of(sizes) if str(size) not in bound]
-    kernel = bb.add_func(_kernel(kinds, axis, [size.name for size in free]), "append")
-    return bb.emit(relax.call_tir(kernel, relax.Tuple([past, new, *free]), out_ty=made))
+    kernel = _kernel(kinds, len(parts), axis, [size.name for size in free])
+    called = bb.add_func(kernel, "append")
+    return bb.emit(relax.call_tir(called, relax.Tuple([*args, *free]), out_ty=made))
 
 
-def _kernel(kinds: list[Any], axis: int, free: list[str]) -> tirx.PrimFunc:
-    """Return a function of two nests of loops, for `past` and `new`."""
+def _kernel(kinds: list[Any], parts: int, axis: int, free: list[str]) -> tirx.PrimFunc:
+    """Return a function with a nest of loops for each part, and one for written rows."""
     sizes = [size for kind in kinds for size in kind.shape.values]
     named = {size.name: tirx.Var(size.name, "int64") for size in symbols_of(sizes)}
-    dtype = str(kinds[0].dtype)
     shapes = [[renamed(size, named) for size in kind.shape.values] for kind in kinds]
+    names = [*("past", "new")[:parts], *("at", "rows")[: len(kinds) - 1 - parts]]
     with IRBuilder() as builder:
         with T.prim_func(s_tir=True):
             T.func_attr({"op_pattern": OPAQUE, "tirx.is_scheduled": True, _APPENDS: True})
-            past, new = (
-                T.arg(name, T.buffer(shape, dtype))
-                for name, shape in zip(("past", "new"), shapes, strict=False)
-            )
+            given = [
+                T.arg(name, T.buffer(shape, str(kind.dtype)))
+                for name, shape, kind in zip(names, shapes, kinds, strict=False)
+            ]
             for name in free:
                 T.arg(name, named[name])
-            present = T.arg("present", T.buffer(shapes[2], dtype))
+            present = T.arg("present", T.buffer(shapes[-1], str(kinds[-1].dtype)))
             with T.sblock("append"):
                 wholes = [tuple(slice(0, size) for size in shape) for shape in shapes]
-                T.reads(past[wholes[0]], new[wholes[1]])
-                T.writes(present[wholes[2]])
-                for source, shape, first in (
-                    (past, shapes[0], 0),
-                    (new, shapes[1], shapes[0][axis]),
-                ):
-                    with T.grid(*shape) as loops:
+                T.reads(*(buffer[at] for buffer, at in zip(given, wholes, strict=False)))
+                T.writes(present[wholes[-1]])
+                first: Any = 0
+                for source, shape in zip(given[:parts], shapes, strict=False):
+                    with _nest(shape) as loops:
                         to = [k + first * (n == axis) for n, k in enumerate(loops)]
                         T.buffer_store(present, source[tuple(loops)], to)
+                    first = first + shape[axis]
+                if given[parts:]:
+                    at, rows = given[parts:]
+                    _write_rows(present, at, rows, shapes[parts], shapes[-1])
         return builder.get()
+
+
+@contextmanager
+def _nest(shape: list[Any]) -> Iterator[list[Any]]:
+    """Open one loop for each axis."""
+    with T.grid(*shape) if shape else nullcontext([]) as loops:
+        yield [loops] if isinstance(loops, tirx.Var) else list(loops)
+
+
+def _write_rows(present: Any, at: Any, rows: Any, places: list[Any], shape: list[Any]) -> None:
+    """Write ``present[at[i]] = rows[i]``, as ScatterND does, for `at` of the shape `places`."""
+    width = int(places[-1])
+    with _nest([*places[:-1], *shape[width:]]) as loops:
+        row, inside = loops[: len(places) - 1], loops[len(places) - 1 :]
+        found = [at[tuple([*row, k])] for k in range(width)]
+        to = [tirx.Select(k < 0, k + size, k) for k, size in zip(found, shape, strict=False)]
+        T.buffer_store(present, rows[tuple(loops)], [*to, *inside])
 
 
 def check(module: tvm.IRModule) -> None:
@@ -116,7 +165,7 @@ def with_in_place(module: tvm.IRModule, _: Any) -> tvm.IRModule:
         return module
     strided = {var: _with_strides(module[var], at) for var, at in _readers(module).items()}
     bb = relax.BlockBuilder(tvm.IRModule({**dict(module.functions_items()), **strided}))
-    last = (tirx.SeqStmt, lambda both: both.seq[-1])
+    last = (tirx.SeqStmt, _behind_first)
     new_only = {}
     for var, func in strided.items():
         if _APPENDS in (func.attrs or {}):
@@ -137,6 +186,12 @@ def with_in_place(module: tvm.IRModule, _: Any) -> tvm.IRModule:
     made = relax.Function(into.params, body, into.ret_ty, into.is_pure, into.attrs)
     module[IN_PLACE] = relax.utils.copy_with_new_vars(made.with_attr("global_symbol", IN_PLACE))
     return module
+
+
+def _behind_first(nests: tirx.SeqStmt) -> tirx.Stmt:
+    """Return nests of loops without the first, which copies the cache."""
+    rest = list(nests.seq[1:])
+    return tirx.SeqStmt(rest) if rest[1:] else rest[0]
 
 
 def _readers(module: tvm.IRModule) -> dict[Any, set[int]]:

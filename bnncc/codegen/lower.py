@@ -154,10 +154,7 @@ class _Lowering:
                 self.bb.emit(relax.TupleGetItem(made, k)) for k in range(len(node.outputs))
             ]  # fmt: skip
         elif node.outputs[0] in self.pairs.values():
-            past, new = map(self._value, node.inputs)
-            made = self._type(self.graph.types[node.outputs[0]])
-            axis = node.attrs["axis"] % len(made.shape)
-            results = [in_place.append(self.bb, past, new, made, axis)]
+            results = [self._continued(node)]
         elif node.op in _SHAPED:  # TVM's converters do not handle symbolic shapes
             shape = relax.ShapeExpr(self._shape(self.graph.types[node.outputs[0]]))
             results = [self.bb.emit(_SHAPED[node.op](self._value(node.inputs[0]), shape))]
@@ -176,6 +173,19 @@ class _Lowering:
         for name, value in zip(node.outputs, results, strict=False):
             if name:
                 self.values[name] = value
+
+    def _continued(self, node: Node) -> relax.Expr:
+        """Return a cache with what is appended to it, or written into it (`caches`)."""
+        made = self._type(self.graph.types[node.outputs[0]])
+        base, written = node, []
+        if node.op == "ScatterND":
+            operands = [self._value(name) for name in node.inputs]
+            self._guarded(node, operands)
+            written = operands[1:]
+            base = self.graph.producers().get(node.inputs[0], node)
+        names = node.inputs[:1] if base.op == "ScatterND" else base.inputs
+        axis = int(base.attrs.get("axis", 0)) % len(made.shape)
+        return in_place.append(self.bb, [self._value(n) for n in names], made, axis, written)
 
     def _narrow(self, node: Node) -> str:
         """Return the type of a Cast from float32 to a narrow type, or ""."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bnncc.errors import UsageError
-from bnncc.ir.graph import Graph
+from bnncc.ir.graph import Graph, Node
 
 
 def caches(
@@ -25,8 +25,8 @@ def caches(
     Raises
     ------
     UsageError
-        If a name is unknown, or the output is not the input with something appended that nothing
-        else reads.
+        If a name is unknown, or the output is not the input with something appended, or rows
+        written into it, and nothing else reads the input.
     """
     found = {}
     producers = graph.producers()
@@ -38,14 +38,32 @@ def caches(
                 raise UsageError(f"{option}: no {what} is called `{name}`; there are {listed}")
         given = graph.inputs[inputs.index(past)]
         made = graph.outputs[outputs.index(present)]
-        node = producers.get(made)
-        if node is None or node.op != "Concat" or len(node.inputs) != 2 or node.inputs[0] != given:
+        steps = _steps(graph, producers.get(made), given)
+        if not steps:
             raise UsageError(
-                f"{option}: the output is not a Concat of the input and one other tensor"
+                f"{option}: the output is not a Concat of the input and one other tensor, nor a "
+                "ScatterND into either"
             )
-        others = [n.name for n in graph.nodes if given in n.inputs and n is not node]
-        if others or given in graph.outputs:
-            reader = f"by `{others[0]}`" if others else "as an output"
-            raise UsageError(f"{option}: the input is also read {reader}")
+        for name, step in zip([given, *(n.outputs[0] for n in steps)], steps, strict=False):
+            others = [n.name for n in graph.nodes if name in n.inputs and n is not step]
+            if others or name in graph.outputs:
+                reader = f"by `{others[0]}`" if others else "as an output"
+                what = "input" if name == given else "Concat"
+                raise UsageError(f"{option}: the {what} is also read {reader}")
         found[given] = made
     return found
+
+
+def _steps(graph: Graph, node: Node | None, given: str) -> list[Node]:
+    """Return the nodes that make a cache of the input `given`, of which `node` is the last."""
+    if node is None:
+        return []
+    if node.op == "Concat" and len(node.inputs) == 2 and node.inputs[0] == given:
+        return [node]
+    if node.op != "ScatterND" or node.attrs.get("reduction", "none") != "none":
+        return []
+    if node.inputs[0] == given:
+        return [node]
+    base = graph.producers().get(node.inputs[0])
+    before = _steps(graph, base, given) if base is not None and base.op == "Concat" else []
+    return [*before, node] if before else []

@@ -17,6 +17,7 @@ from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph
 from bnncc.runtime.session import aligned_empty
 from tests.collection.builder import Net
+from tests.runtime.test_in_place import Calls
 
 Array = np.ndarray[Any, Any]
 HEADS, SHARED, SIZE, ROWS = 4, 2, 16, 24
@@ -204,65 +205,64 @@ def block(
     return model
 
 
+ROOM = 12
+"""Positions of the buffers that hold caches."""
+
+
 def decoded(model: onnx.ModelProto, artifact: bnncc.Artifact, lengths: list[int]) -> None:
-    """Compare several steps, each with what ONNX Runtime made of the cache before."""
+    """Compare three steps with ONNX Runtime; caches are written to the memory that they are in."""
     run, rng = session(model), np.random.default_rng(0)
-    batch, past, buffer = len(lengths), max(lengths), artifact.inputs[1].shape[2]
-    shape = (batch, SHARED, buffer if isinstance(buffer, int) else past, SIZE)
-    caches = {name: rng.standard_normal(shape).astype(np.float32) for name in PAIRS}
+    batch, longest = len(lengths), max(lengths)
+    grows = isinstance(artifact.inputs[1].shape[2], str)
+    held = {name: aligned_empty((batch, SHARED, ROOM, SIZE), "float32") for name in PAIRS}
+    for array in held.values():
+        array[...] = np.nan if grows else 0
+        array[:, :, :longest] = rng.standard_normal((batch, SHARED, longest, SIZE))
     for step in range(3):
-        known = [n + step + 1 for n in lengths]
-        x = rng.standard_normal((batch, 1, HIDDEN)).astype(np.float32)
-        mask = np.arange(past + step + 1) < np.array(known)[:, None]
-        feeds = {"x": x, **caches, "mask": mask.astype(np.int64)}
-        wanted, made = run.run(None, feeds), artifact.run(feeds)
-        for name, array in zip(made, wanted, strict=True):
-            assert made[name].shape == array.shape
-        y, *present = made.values()
-        np.testing.assert_allclose(y, wanted[0], rtol=1e-5, atol=1e-5)
-        for mine, theirs in zip(present, wanted[1:], strict=True):
-            for b, length in enumerate(known):
-                np.testing.assert_allclose(
-                    mine[b, :, :length], theirs[b, :, :length], rtol=1e-5, atol=1e-5
-                )
-        caches = dict(zip(PAIRS, wanted[1:], strict=True))
+        known = np.array(lengths) + step + 1
+        whole = longest + step + 1
+        x, y = (aligned_empty((batch, 1, HIDDEN), "float32") for _ in range(2))
+        x[...] = rng.standard_normal(x.shape)
+        feeds = {"x": x, "mask": (np.arange(whole) < known[:, None]).astype(np.int64)}
+        before, after = (whole - 1, whole) if grows else (ROOM, ROOM)
+        olds = {name: array[:, :, :before] for name, array in held.items()}
+        copies = {name: np.ascontiguousarray(array) for name, array in olds.items()}
+        wanted, copied = run.run(None, {**feeds, **copies}), artifact.run({**feeds, **copies})
+        places = {PAIRS[name]: array[:, :, :after] for name, array in held.items()}
+        artifact.run({**feeds, **olds}, out={next(iter(copied)): y, **places})
+        for made in (list(copied.values()), [y, *places.values()]):
+            assert [array.shape for array in made] == [array.shape for array in wanted]
+            np.testing.assert_allclose(made[0], wanted[0], rtol=1e-5, atol=1e-5)
+            for mine, theirs in zip(made[1:], wanted[1:], strict=True):
+                for b, length in enumerate(known):
+                    np.testing.assert_allclose(
+                        mine[b, :, :length], theirs[b, :, :length], rtol=1e-5, atol=1e-5
+                    )
 
 
-def test_a_block_with_caches_that_grow() -> None:
-    model = block(past="past", whole="past+1", batch="batch")
-    artifact = bnncc.compile(model, threads=1)
+@pytest.mark.parametrize(
+    ("sizes", "bounds", "batches"),
+    [
+        ({"past": "past", "whole": "past+1", "batch": "batch"}, {}, [[5, 3], [4]]),
+        ({"past": "past", "whole": "past+1", "batch": 1, "masked": False}, {"past": ROOM}, [[5]]),
+        ({"past": ROOM, "whole": "whole"}, {"whole": ROOM}, [[5, 3]]),
+    ],
+    ids=["grows", "grows without padding", "buffer"],
+)
+def test_a_block_decodes(
+    sizes: dict[str, Any],
+    bounds: dict[str, int],
+    batches: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = block(**sizes)
+    artifact = bnncc.compile(model, threads=1, max_dims=bounds, in_place=PAIRS)
     kinds = [layer["kind"] for layer in artifact.report["layers"]]
     assert kinds == ["few_bit"] * 3 + ["float"] * 2 + ["few_bit"]
-    decoded(model, artifact, [5, 3])
-    decoded(model, artifact, [4])
-
-
-def test_a_block_with_a_buffer() -> None:
-    model = block(past=12, whole="whole")
-    artifact = bnncc.compile(model, threads=1, max_dims={"whole": 12})
-    assert artifact.outputs[1].shape == (2, SHARED, 12, SIZE)
-    decoded(model, artifact, [5, 3])
-
-
-def test_a_block_grows_in_place() -> None:
-    model = block(past="past", whole="past+1", batch=1, masked=False)
-    artifact = bnncc.compile(model, threads=1, max_dims={"past": 12}, in_place=PAIRS)
-    decoded(model, artifact, [5])
-    held = {name: aligned_empty((1, SHARED, 12, SIZE), "float32") for name in PAIRS}
-    rng, run = np.random.default_rng(0), session(model)
-    for array in held.values():
-        array[...] = np.nan
-        array[:, :, :5] = rng.standard_normal((1, SHARED, 5, SIZE))
-    for past in range(5, 9):
-        x, y = (aligned_empty((1, 1, HIDDEN), "float32") for _ in range(2))
-        x[...] = rng.standard_normal(x.shape)
-        feeds = {"x": x, "mask": np.ones((1, past + 1), np.int64)}
-        olds = {name: array[:, :, :past] for name, array in held.items()}
-        wanted = run.run(None, {**feeds, **{n: np.ascontiguousarray(a) for n, a in olds.items()}})
-        places = {PAIRS[name]: array[:, :, : past + 1] for name, array in held.items()}
-        artifact.run({**feeds, **olds}, out={model.graph.output[0].name: y, **places})
-        for array, other in zip([y, *places.values()], wanted, strict=True):
-            np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-5)
+    calls = Calls(artifact, monkeypatch)
+    for lengths in batches:
+        decoded(model, artifact, lengths)
+    assert calls.names == ["main", "in place"] * 3 * len(batches)
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,53 @@ def test_what_cannot_be_in_place(pairs: dict[str, str], message: str) -> None:
     assert str(error.value).startswith(f"--in-place {message}")
 
 
+def written(*, reduction: str = "none", grows: bool = False) -> onnx.ModelProto:
+    """Return a cache of which rows at positions are written, perhaps after zeros are appended."""
+    net = Net(18)
+    past, rows = net.input("past", ["P", 2, 4]), net.input("rows", [2, 2, 4])
+    at = net.input("at", [2, 1], onnx.TensorProto.INT64)
+    base = net.op("Concat", past, net.const(np.zeros((2, 2, 4))), axis=0) if grows else past
+    made = net.op("ScatterND", base, at, rows, reduction=reduction)
+    net.output(made)
+    net.output(net.op("Relu", made))
+    return net.model()
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_rows_are_written_in_place(grows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = written(grows=grows)
+    pairs = {"past": model.graph.output[0].name}
+    artifact = bnncc.compile(model, threads=1, in_place=pairs)
+    calls, held = Calls(artifact, monkeypatch), aligned_empty((9, 2, 4), "float32")
+    held[...] = np.nan
+    held[:7] = np.random.default_rng(0).standard_normal((7, 2, 4))
+    past = held[:5] if grows else held[:7]
+    feeds = {
+        "past": past,
+        "rows": inputs()[0, :1, :16].reshape(2, 2, 4),
+        "at": np.array([[1], [-1]]),
+    }
+    expected = list(wanted(model, feeds).values())
+    out = {info.name: aligned_empty((7, 2, 4), "float32") for info in artifact.outputs}
+    made = artifact.run(feeds, out={**out, pairs["past"]: held[:7]})
+    for array, right in zip(made.values(), expected, strict=True):
+        np.testing.assert_array_equal(array, right)
+    assert calls.names == ["in place"]
+    assert np.isnan(held[7:]).all()
+    before = held.copy()
+    with pytest.raises(InputError, match="an index lies outside"):
+        artifact.run({**feeds, "at": np.array([[1], [7]])}, out={**out, pairs["past"]: held[:7]})
+    np.testing.assert_array_equal(held, before)
+    copied = artifact.run(contiguous({**feeds, "past": past * 0}))
+    assert np.count_nonzero(copied[pairs["past"]]) == 16
+
+
+def test_rows_that_are_added_are_not_in_place() -> None:
+    model = written(reduction="add")
+    with pytest.raises(UsageError, match="nor a ScatterND into either"):
+        bnncc.compile(model, threads=1, in_place={"past": model.graph.output[0].name})
+
+
 def simple(reads: str) -> onnx.ModelProto:
     """Return a cache whose input, or whose output as one row, is read by something else."""
     net = Net(17)
