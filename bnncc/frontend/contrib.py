@@ -6,6 +6,7 @@ SkipLayerNormalization(x, s, g, b)          ->  LayerNormalization(x + s, g, b),
 RotaryEmbedding(x, p, cos, sin)             ->  RotaryEmbedding(x, cos, sin, p) of ONNX
 MultiHeadAttention(q, k, v)                 ->  Attention(q, k, v) of ONNX
 GroupQueryAttention(q, k, v, ...)           ->  products, masks and caches (`grouped_query`)
+MatMulNBits(x, q, s, z)                     ->  MatMul(x, (q - z) * s) (`block_weights`)
 Gelu(x), BiasGelu(x, b)                     ->  Gelu(x + b)
 FastGelu(x, b)                              ->  Gelu(x + b), approximated by tanh
 QuickGelu(x)                                ->  x * Sigmoid(alpha * x)
@@ -17,7 +18,7 @@ import itertools
 import math
 
 from bnncc.errors import ShapeError, UnsupportedOp
-from bnncc.frontend import grouped_query
+from bnncc.frontend import block_weights, grouped_query
 from bnncc.ir.graph import Dim
 from bnncc.ir.pieces import Expression, Reader
 
@@ -180,6 +181,7 @@ OPERATORS: dict[str, Reader] = {
     "FastGelu": lambda write: _gelu(write, "tanh"),
     "Gelu": _gelu,
     "GroupQueryAttention": grouped_query.read,
+    "MatMulNBits": block_weights.read,
     "MultiHeadAttention": _attention,
     "QuickGelu": _quick_gelu,
     "SimplifiedLayerNormalization": _simplified,

@@ -122,6 +122,12 @@ _CONTRIB: dict[str, Schema] = {
         (1, 2, 3, 4, *range(7, 17)),
         4,
     ),
+    "MatMulNBits": Schema(
+        (3, 4, 5, 6),
+        dict.fromkeys(("K", "N", "block_size"), (_INT,)),
+        dict.fromkeys(("accuracy_level", "bits", "weight_prepacked"), (_INT,)),
+        (3, 4, 5),
+    ),
     "MultiHeadAttention": Schema(
         tuple(range(1, 11)),
         {"num_heads": (_INT,)},
