@@ -139,7 +139,13 @@ class _Lowering:
                 return te.compute(self._shape(kind), element, name="sizes")
 
             shape = relax.ShapeExpr([tirx.convert(size) for size in sizes])
-            self.values[name] = self.bb.emit_te(written, shape, primfunc_name_hint="sizes")
+            # Opaque: TVM defines the size twice in a kernel that others are fused into.
+            self.values[name] = self.bb.emit_te(
+                written,
+                shape,
+                primfunc_name_hint="sizes",
+                primfunc_attrs={"op_pattern": ops.OPAQUE},
+            )
         if name not in self.values:
             # TVM would convert int64 to int32, and float64 to float32.
             value = np.array(self.graph.constants[name], order="C")

@@ -231,6 +231,24 @@ def test_causal_masks_of_any_size() -> None:
         agrees(model, artifact, sizes)
 
 
+def test_a_size_that_is_added_to_positions() -> None:
+    """TVM does not fuse the kernel that makes a tensor of a size."""
+    net = Net(seed=0)
+    past, x = net.input("past", ["P", 8]), net.input("x", ["T", 8])
+    whole = net.op("Concat", past, x, axis=0)
+    zero, one = net.const(0, np.int64), net.const(1, np.int64)
+    before, tokens, length = (net.op("Gather", net.op("Shape", y), zero) for y in (past, x, whole))
+    at = net.op("Add", before, net.unsqueeze(net.op("Range", zero, tokens, one), [0]))
+    near = net.op("LessOrEqual", net.op("Range", zero, length, one),
+                  net.op("Reshape", at, net.ints([-1, 1])))  # fmt: skip
+    scores = net.op("MatMul", x, net.op("Transpose", whole, perm=[1, 0]))
+    net.output(net.op("Add", scores, net.op("Cast", near, to=TensorProto.FLOAT)))
+    model = net.model(check=False)
+    artifact = bnncc.compile(model, threads=1)
+    for sizes in SIZES:
+        agrees(model, artifact, sizes)
+
+
 def test_a_row_is_written_into_a_cache_of_any_size() -> None:
     net = Net(seed=0)
     cache, row = net.input("cache", ["P", 4]), net.input("row", [2, 4])
