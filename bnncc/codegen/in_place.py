@@ -17,7 +17,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
@@ -214,7 +214,12 @@ def _by_index(func: tirx.PrimFunc, at: set[int]) -> bool:
     """Whether a kernel reads and writes some tensors only by elements, not by their address."""
     given = {func.params[k] for k in at}
     found: list[Any] = []
-    tvm_ffi.structural_walk(func.body, (tvm.ir.Call, lambda call: found.extend(call.args)))
+    passed = (tvm.ir.Call, lambda call: found.extend(call.args))
+    loaded = (
+        s_tir.SBlock,
+        lambda block: found.extend(m.source.source for m in block.match_buffers),
+    )
+    tvm_ffi.structural_walk(func.body, [passed, loaded])
     return not any(arg in given for arg in found if isinstance(arg, tvm.ir.Var))
 
 

@@ -316,6 +316,16 @@ def simple(reads: str) -> onnx.ModelProto:
     return net.model()
 
 
+def test_rows_that_are_read_by_instructions() -> None:
+    net = Net(17)
+    past, new = net.input("past", ["P", 8]), net.input("new", [1, 8])
+    made = net.op("Concat", past, new, axis=0)
+    net.output(made, net.op("Relu", made))
+    model = net.model()
+    with pytest.raises(UsageError, match="as one piece of memory"):
+        bnncc.compile(model, threads=1, in_place={"past": model.graph.output[0].name})
+
+
 @pytest.mark.parametrize(
     ("reads", "message"), [("past", "the input is also read by `n_4`"), ("row", "as one piece of")]
 )
