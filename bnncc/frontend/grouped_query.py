@@ -359,8 +359,10 @@ def _advice(graph: Graph, whole: Dim, past: Dim, tokens: Dim) -> str:
         shape = graph.types[name].shape
         if isinstance(whole, str) and whole in shape:
             dims = ",".join(str(total((past, tokens)) if d == whole else d) for d in shape)
-            bound = f", or bound it: --max-dim {whole}={past}"
-            return f"--input-shape {name}:{dims}" + bound * (isinstance(past, int) and past > 0)
+            fixed = isinstance(past, int) and past
+            bound = f"bound it: --max-dim {whole}={past if fixed else 'SIZE'}"
+            buffer = bound if fixed else f"give caches a fixed SIZE and {bound}"
+            return f"--input-shape {name}:{dims}" + (f", or {buffer}" if past else "")
     return "name or fix the sizes of inputs with --input-shape"
 
 

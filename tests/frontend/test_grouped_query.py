@@ -162,15 +162,20 @@ PAIRS = {"past_key": "present_key", "past_value": "present_value"}
 
 
 def block(
-    *, past: int | str, whole: int | str, batch: int | str = 2, masked: bool = True
+    *,
+    past: int | str,
+    whole: int | str,
+    batch: int | str = 2,
+    tokens: int | str = 1,
+    masked: bool = True,
 ) -> onnx.ModelProto:
-    """Return attention with a residual between ternary linear layers, for one new token.
+    """Return attention with a residual between ternary linear layers.
 
     If it is not `masked`, all sequences are as long as `mask`.
     """
     net = Net(17, seed=1)
     net.domains["com.microsoft"] = 1
-    x = net.input("x", [batch, 1, HIDDEN])
+    x = net.input("x", [batch, tokens, HIDDEN])
     olds = [net.input(name, [batch, SHARED, past, SIZE]) for name in PAIRS]
     mask = net.input("mask", [batch, whole], TensorProto.INT64)
 
@@ -211,33 +216,45 @@ ROOM = 12
 
 def decoded(model: onnx.ModelProto, artifact: bnncc.Artifact, lengths: list[int]) -> None:
     """Compare three steps with ONNX Runtime; caches are written to the memory that they are in."""
-    run, rng = session(model), np.random.default_rng(0)
-    batch, longest = len(lengths), max(lengths)
-    grows = isinstance(artifact.inputs[1].shape[2], str)
-    held = {name: aligned_empty((batch, SHARED, ROOM, SIZE), "float32") for name in PAIRS}
+    batch, longest, rng = len(lengths), max(lengths), np.random.default_rng(0)
+    held = buffers(batch)
     for array in held.values():
-        array[...] = np.nan if grows else 0
+        array[...] = np.nan
         array[:, :, :longest] = rng.standard_normal((batch, SHARED, longest, SIZE))
-    for step in range(3):
-        known = np.array(lengths) + step + 1
-        whole = longest + step + 1
-        x, y = (aligned_empty((batch, 1, HIDDEN), "float32") for _ in range(2))
-        x[...] = rng.standard_normal(x.shape)
-        feeds = {"x": x, "mask": (np.arange(whole) < known[:, None]).astype(np.int64)}
-        before, after = (whole - 1, whole) if grows else (ROOM, ROOM)
-        olds = {name: array[:, :, :before] for name, array in held.items()}
-        copies = {name: np.ascontiguousarray(array) for name, array in olds.items()}
-        wanted, copied = run.run(None, {**feeds, **copies}), artifact.run({**feeds, **copies})
-        places = {PAIRS[name]: array[:, :, :after] for name, array in held.items()}
-        artifact.run({**feeds, **olds}, out={next(iter(copied)): y, **places})
-        for made in (list(copied.values()), [y, *places.values()]):
-            assert [array.shape for array in made] == [array.shape for array in wanted]
-            np.testing.assert_allclose(made[0], wanted[0], rtol=1e-5, atol=1e-5)
-            for mine, theirs in zip(made[1:], wanted[1:], strict=True):
-                for b, length in enumerate(known):
-                    np.testing.assert_allclose(
-                        mine[b, :, :length], theirs[b, :, :length], rtol=1e-5, atol=1e-5
-                    )
+    for past in range(longest, longest + 3):
+        olds = {name: array[:, :, :past] for name, array in held.items()}
+        places = {PAIRS[name]: array[:, :, : past + 1] for name, array in held.items()}
+        lengths = [length + 1 for length in lengths]
+        mask = np.arange(past + 1) < np.array(lengths)[:, None]
+        step(model, artifact, {**olds, "mask": mask.astype(np.int64)}, places, lengths)
+
+
+def buffers(batch: int) -> dict[str, Array]:
+    return {name: aligned_empty((batch, SHARED, ROOM, SIZE), "float32") for name in PAIRS}
+
+
+def step(
+    model: onnx.ModelProto,
+    artifact: bnncc.Artifact,
+    feeds: dict[str, Array],
+    places: dict[str, Array],
+    lengths: list[int],
+    tokens: int = 1,
+) -> None:
+    """Compare a step with ONNX Runtime, copied and in place."""
+    x, y = (aligned_empty((len(lengths), tokens, HIDDEN), "float32") for _ in range(2))
+    x[...] = np.random.default_rng(lengths).standard_normal(x.shape)
+    feeds = {"x": x, **feeds}
+    copies = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+    wanted, copied = session(model).run(None, copies), artifact.run(copies)
+    artifact.run(feeds, out={next(iter(copied)): y, **places})
+    for made in (list(copied.values()), [y, *places.values()]):
+        assert [array.shape for array in made] == [array.shape for array in wanted]
+        for b, length in enumerate(lengths):
+            mine, theirs = ([a[0][b, :length], *(c[b, :, :length] for c in a[1:])]
+                            for a in (made, wanted))  # fmt: skip
+            for array, right in zip(mine, theirs, strict=True):
+                np.testing.assert_allclose(array, right, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -245,11 +262,10 @@ def decoded(model: onnx.ModelProto, artifact: bnncc.Artifact, lengths: list[int]
     [
         ({"past": "past", "whole": "past+1", "batch": "batch"}, {}, [[5, 3], [4]]),
         ({"past": "past", "whole": "past+1", "batch": 1, "masked": False}, {"past": ROOM}, [[5]]),
-        ({"past": ROOM, "whole": "whole"}, {"whole": ROOM}, [[5, 3]]),
     ],
-    ids=["grows", "grows without padding", "buffer"],
+    ids=["padded", "not padded"],
 )
-def test_a_block_decodes(
+def test_a_block_with_caches_that_grow(
     sizes: dict[str, Any],
     bounds: dict[str, int],
     batches: list[list[int]],
@@ -263,6 +279,22 @@ def test_a_block_decodes(
     for lengths in batches:
         decoded(model, artifact, lengths)
     assert calls.names == ["main", "in place"] * 3 * len(batches)
+
+
+def test_a_block_with_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a prompt, padded for one sequence, and single tokens."""
+    model = block(past=ROOM, whole="whole", tokens="tokens")
+    artifact = bnncc.compile(model, threads=1, max_dims={"whole": ROOM}, in_place=PAIRS)
+    calls, held = Calls(artifact, monkeypatch), buffers(2)
+    for array in held.values():
+        array[...] = 0
+    lengths = [6, 4]
+    for tokens, whole in ((6, 6), (1, 7), (1, 8)):
+        mask = np.arange(whole) < np.array(lengths)[:, None]
+        places = {PAIRS[name]: array for name, array in held.items()}
+        step(model, artifact, {**held, "mask": mask.astype(np.int64)}, places, lengths, tokens)
+        lengths = [length + 1 for length in lengths]
+    assert calls.names == ["main", "in place"] * 3
 
 
 @pytest.mark.parametrize(
@@ -320,7 +352,8 @@ def loaded(**shapes: tuple[int | str, ...]) -> Graph:
     ("shapes", "said", "hint"),
     [
         ({}, "is whole, but past_key has past positions and the query 1 tokens; expected their sum",
-         "--input-shape mask:batch,past+1"),
+         "--input-shape mask:batch,past+1, or give caches a fixed SIZE and bound it: "
+         "--max-dim whole=SIZE"),
         ({name: ("batch", SHARED, 12, SIZE) for name in PAIRS},
          "is whole, but past_key has 12 positions",
          "--input-shape mask:batch,13, or bound it: --max-dim whole=12"),
