@@ -18,6 +18,7 @@ _DATA, _WEIGHTS, _SCALES, _ZEROS, _ORDER, _BIAS = range(6)
 """Inputs."""
 _BITS = (2, 4, 8)
 _LEAST_BLOCK = 16
+_FLOATS = ("bfloat16", "float16", "float32", "float64")
 
 
 def read(write: Expression) -> str:
@@ -49,6 +50,11 @@ def read(write: Expression) -> str:
             f"{write.where}: input `g_idx` is not supported",
             hint="quantize without reordering, such as `desc_act` of GPTQ",
         )
+    for k in (_DATA, _SCALES):
+        if write.type(k).dtype not in _FLOATS:
+            raise UnsupportedOp(
+                f"{write.where}: its input {k} is {write.type(k).dtype}, expected floats"
+            )
     weight = _weight(write, depth, units, bits, block)
     made = write(
         "MatMul", write.input(_DATA), write.constant(weight, write.type().dtype),
@@ -71,11 +77,12 @@ def _weight(write: Expression, depth: int, units: int, bits: int, block: int) ->
     scales = _for_blocks(write, _SCALES, units, blocks)
     zeros = np.full((units, blocks), 1 << (bits - 1), np.float32)
     if write.input(_ZEROS):
-        if write.type(_ZEROS).dtype == "uint8":
+        if write.type(_ZEROS).dtype == write.type(_SCALES).dtype:
+            zeros = _for_blocks(write, _ZEROS, units, blocks).astype(np.float32)
+        else:
+            _bytes(write, _ZEROS)
             rows = _for_blocks(write, _ZEROS, units, -(-blocks * bits // 8))
             zeros = _unpacked(rows, bits)[:, :blocks].astype(np.float32)
-        else:
-            zeros = _for_blocks(write, _ZEROS, units, blocks).astype(np.float32)
     made = codes.astype(np.float32)
     made -= zeros[..., np.newaxis]
     made *= scales.astype(np.float32)[..., np.newaxis]

@@ -171,11 +171,13 @@ class _Attention:
         write, attrs = self.write, self.write.node.attrs
         if not attrs.get("do_rotary", 0):
             return x
-        width = write.type(_COS).shape[-1]
+        shape = write.type(_COS).shape
+        width = shape[-1] if len(shape) == 2 and shape == write.type(_SIN).shape else 0
         if not isinstance(width, int) or not 0 < 2 * width <= self.size:
             raise ShapeError(
-                f"{write.where}: cos_cache has rows of {width}, expected at most half of a head, "
-                f"{self.size // 2}"
+                f"{write.where}: cos_cache has shape {list(shape)} and sin_cache "
+                f"{list(write.type(_SIN).shape)}, expected 2 equal axes, of which the last is at "
+                f"most half of a head, {self.size // 2}"
             )
         part = 2 * width if 2 * width < self.size else 0
         return write(
@@ -264,8 +266,8 @@ class _Attention:
         if not bias:
             return ""
         shape = write.type(_BIAS).shape
-        more = difference(self.length, shape[-1])
-        if len(shape) != _CACHE_RANK or more is None:
+        more = difference(self.length, shape[-1]) if len(shape) == _CACHE_RANK else None
+        if more is None:
             raise UnsupportedOp(
                 f"{write.where}: attention_bias has shape {list(shape)} for a cache of "
                 f"{self.length}, expected a known number of columns in both",

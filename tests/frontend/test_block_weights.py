@@ -133,6 +133,8 @@ def test_ternary_weights_become_bits(bits: int) -> None:
         ({"N": 0}, {}, r"its weights have shape \[12, 2, 16\], expected \[0, 2, 16\]"),
         ({}, {"s": np.ones((UNITS, 3), np.float32)}, r"its input 2 has shape \[12, 3\], expected"),
         ({}, {"q": np.zeros((12, 2, 16), np.int8)}, "its input 1 is int8, expected uint8"),
+        ({}, {"z": np.zeros((12, 2), np.int8)}, "its input 3 is int8, expected uint8"),
+        ({}, {"s": np.ones((12, 2), np.int32)}, "its input 2 is int32, expected floats"),
     ],
 )
 def test_what_is_not_supported(attrs: dict[str, int], changed: dict[str, Array], said: str) -> None:
