@@ -262,7 +262,7 @@ class _Form:
             epilogue.vectorize(
                 sch, sch.get_sblock(f"out{end}"), self._spec.out_channels, self._target
             )
-        return sch.mod["main"]
+        return channel_tiles.bounded(sch.mod["main"])
 
     def _sums(self, sch: s_tir.Schedule, tile: s_tir.schedule.LoopRV) -> None:
         """Schedule the sums of a tile: those in bytes inside the loop over 16-bit sums."""
@@ -271,6 +271,7 @@ class _Form:
         *_, w, o, plane, kh, turn = sch.get_loops("wide")
         sch.reorder(plane, kh, turn, w, o)
         sch.compute_at("sum", turn, preserve_unit_loops=True)
+        channel_tiles.mark(sch, kh, 1)
         unrolled = [w, o, *sch.get_loops(sch.decompose_reduction("wide", plane))[-2:]]
         *_, w, _, _, _, o, kw, c, part = sch.get_loops("sum")
         c, body = sch.split(c, [None, point["unroll"]])

@@ -347,9 +347,11 @@ def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return loop
         blocks: list[Any] = []
         tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, blocks.append), order="pre")
-        realize, reduced = next((b, axes) for b in blocks if (axes := _reduced(b.block)))
         axis, least = map(int, loop.annotations[_TAPS])
-        block, number = realize.block, reduced[axis]
+        reducing = [(b, axes[axis]) for b in blocks if len(axes := _reduced(b.block)) > axis]
+        tested = (one for one in reducing if _tests(one[0].block, one[1]))
+        realize, number = next(tested, reducing[0])
+        block = realize.block
         tap, test = block.iter_vars[number].var, block.body
         values = {
             iterated.var: value
@@ -380,6 +382,13 @@ def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _reduced(block: Any) -> list[int]:
     return [i for i, axis in enumerate(block.iter_vars) if axis.iter_type == _REDUCED]
+
+
+def _tests(block: Any, number: int) -> bool:
+    """Whether the body of a block is a condition on one of its axes."""
+    test = block.body
+    var = block.iter_vars[number].var
+    return isinstance(test, tirx.IfThenElse) and bool(test.condition.a.same_as(var))
 
 
 def _replaced(old: Any, number: int, body: Any, block: Any) -> Any:

@@ -249,18 +249,15 @@ class NibbleSums(Sums):
                 nibble = i["c"] * NIBBLES + T.min(number, int64(NIBBLES - 1))
             nibble = i["turn"] * (steps["c"] * (1 if self._of_taps else NIBBLES)) + nibble
             row, column = place(laid, i["h"], i["w"] * PIXELS, i["kh"], kw)
-            at = column * self._row + self._group(i["o"]) + nibble
-            of_row = laid.width * self._row
-            first = T.Cast("int64", pairs[i["plane"], i["n"], row * of_row + at])
+            row = within(row, laid.height)  # others are skipped, see `_wide`
+            at = (row * laid.width + column) * self._row + self._group(i["o"]) + nibble
+            offset = pairs[i["plane"], i["n"], at]
+            first = T.Cast("int64", offset)
             weight = nibbles[i["kh"], kw, nibble, i["o"] * size : i["o"] * size + size]
-            # A tap outside the image is skipped, but TVM needs a valid index for the region.
-            inside = within(row, laid.height)
-            offset = pairs[i["plane"], i["n"], inside * of_row + at]
             T.reads(weight, table[first : first + ROW], offset)
             T.writes(here.region)
             here.clear(size)
-            tests = *tests_of(laid, 0, i["h"], i["kh"]), test
-            with under(*tests), T.grid(int64(size), int64(ROW)) as inner, T.sblock("few_lookup"):
+            with under(test), T.grid(int64(size), int64(ROW)) as inner, T.sblock("few_lookup"):
                 lane, entry = T.axis.remap("SR", list(inner))
                 weight = nibbles[i["kh"], kw, nibble, i["o"] * size + lane]
                 found, where = table[first + entry], (*here.at, i["o"] * size + lane)
@@ -312,7 +309,8 @@ class NibbleSums(Sums):
             def byte(number: Expr) -> Expr:
                 return sums[tuple([*turn, first + number])]
 
-            with T.grid(int64(unit // 2)) as loop, T.sblock("wide_add"):
+            inside = under(*tests_of(self._laid, 0, i["h"], i["kh"]))
+            with inside, T.grid(int64(unit // 2)) as loop, T.sblock("wide_add"):
                 lane = T.axis.spatial(int64(unit // 2), loop)
                 for place_, value in widened(byte, lane, size):
                     where = (*at, first + place_)
