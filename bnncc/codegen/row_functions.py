@@ -73,8 +73,13 @@ def softmax(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) -
                 made = made + mask(*broadcast_index(mask.shape, at))
             return made
 
-        top = _rows(x, value, "top", te.max)
-        power = te.compute(x.shape, lambda *at: tirx.exp(value(*at) - top(*at[:-1])), name="power")
+        if masks:
+            top = _rows(x, value, "top", te.max)
+            below: At = lambda *at: value(*at) - top(*at[:-1])  # noqa: E731
+        else:  # scaled last: where a compiler joins a product and a difference, large ones overflow
+            top = _rows(x, x, "top", te.max if scale >= 0 else te.min)
+            below = lambda *at: (x(*at) - top(*at[:-1])) * tirx.const(scale, "float32")  # noqa: E731
+        power = te.compute(x.shape, lambda *at: tirx.exp(below(*at)), name="power")
         total = _rows(x, power, "total")
         return te.compute(
             x.shape, lambda *at: power(*at) * _inverse(_wide(total(*at[:-1]))), name="softmax"

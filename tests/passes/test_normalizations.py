@@ -185,3 +185,15 @@ def test_a_swish_of_large_negative_numbers_keeps_its_digits() -> None:
     found = next(iter(bnncc.compile(model(SPELLINGS["swish"][0])).run({"x": x}).values()))
     unit = np.spacing(np.abs(found)).astype(np.float64)
     assert (np.abs(found - exact("swish", x)) <= 3 * unit).all()
+
+
+@pytest.mark.parametrize("scale", [0.35, -0.35])
+@pytest.mark.parametrize("size", [1e6, 1e12, 1e30])
+def test_a_softmax_of_large_scaled_scores_is_a_number(scale: float, size: float) -> None:
+    """A product and a difference in one instruction are not 0 at the largest score."""
+    proto = model(lambda n, x: n.op("Softmax", n.op("Mul", x, n.const(scale)), axis=-1))
+    x = np.random.default_rng(0).standard_normal((2, 5, WIDTH)).astype(np.float32) * np.float32(size)
+    found = next(iter(bnncc.compile(proto).run({"x": x}).values()))
+    scores = x * np.float32(scale)
+    power = np.exp((scores - scores.max(-1, keepdims=True)).astype(np.float64))
+    np.testing.assert_allclose(found, power / power.sum(-1, keepdims=True), atol=1e-6)
