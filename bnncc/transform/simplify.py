@@ -17,6 +17,7 @@ from bnncc.ir.pieces import reshape_target
 from bnncc.trace import Trace
 from bnncc.transform.cancel import cancel
 from bnncc.transform.dense import computed_bias, dense_bias, gemm
+from bnncc.transform.late_expand import EXPANDED_LATE, late_expand
 from bnncc.transform.layout import pull_up, push_down, reorder_flatten, squeeze_transposes
 from bnncc.transform.lines import lift_lines
 from bnncc.transform.pairs import larger_of_two, with_negative
@@ -147,7 +148,8 @@ def _common(graph: Graph) -> bool:
 def _local(node: Node, state: Walk) -> Result:
     """Rewrite one node, given the producers of its inputs."""
     rule = _RULES.get(node.op)
-    return rule(node, state) if rule else None
+    made = rule(node, state) if rule else None
+    return late_expand(node, state) if made is None and node.op in EXPANDED_LATE else made
 
 
 def _same_type(node: Node, state: Walk) -> bool:

@@ -137,12 +137,44 @@ CASES = {
         y = Add(e; bias)""",
         "Conv Reshape Sign Gemm",
     ),
+    "expanded late": (
+        """a = Abs(x)
+        m = ReduceMax(a; axes=[1]; keepdims=1)
+        s = Shape(x)
+        e = Expand(m; s)
+        b = Add(e; one)
+        r = Div(two; b)
+        y = Mul(r; x)""",
+        "Abs ReduceMax Add Div Mul",
+    ),
+    "expanded twice": (
+        """m = ReduceMax(x; axes=[1]; keepdims=1)
+        n = ReduceMin(x; axes=[1]; keepdims=1)
+        s = Shape(x)
+        e = Expand(m; s)
+        f = Expand(n; s)
+        d = Sub(e; f)
+        y = Div(x; d)""",
+        "ReduceMax ReduceMin Sub Div",
+    ),
+    "expanded for a smaller operand": (
+        """m = ReduceMax(x; axes=[2,3]; keepdims=1)
+        s = Shape(x)
+        e = Expand(m; s)
+        a = Add(e; k)
+        y = Relu(a)""",
+        "ReduceMax Expand Add Relu",
+    ),
     "gemm": (
         "a = Conv(x; w)\nb = Flatten(a)\ny = Gemm(b; dense; bias; transB=1; beta=2.0)",
         "Conv Flatten Gemm",
     ),
 }
-SHAPES = {"reshapes": ("N", 4, 3, 3), "pulled to the input": ("N", 5, 5, 4)}
+SHAPES = {
+    "reshapes": ("N", 4, 3, 3),
+    "pulled to the input": ("N", 5, 5, 4),
+    "expanded for a smaller operand": (2, 4, 5, 5),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
