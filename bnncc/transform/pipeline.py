@@ -9,6 +9,7 @@ from functools import partial
 from bnncc.ir.graph import Graph, copy_of
 from bnncc.options import CompileOptions
 from bnncc.recognise.binarize import binarize
+from bnncc.recognise.bounded import bound_roundings
 from bnncc.recognise.channel_scales import split_channel_scales
 from bnncc.recognise.few_values import read_again
 from bnncc.recognise.offsets import split_offsets
@@ -112,6 +113,7 @@ PASSES = (
         "recognise sign() in every form",
     ),
     Pass("channel scales", _alone(split_channel_scales), "split per-channel scales off quantizers"),
+    Pass("bounds", _alone(bound_roundings), "limit roundings of data divided by their maximum"),
     Pass("quantizers", _alone(recognise_quantizers), "recognise quantizers"),
     Pass("few values", _alone(read_again), "recognise other tensors of few values"),
     Pass("transposed", _alone(split_transposed), "write transposed convolutions as ordinary ones"),

@@ -65,6 +65,10 @@ CASES = {
         "GreaterOrEqual Where Conv", "bnncc.Sign Conv", SMALL),
     "channel scales": Case(f"{IMAGE} {{a = {QUANT}(x,steps,zero,few) y = Conv<group=3>(a,w)}}",
         "bnncc.Quant Conv", "Div bnncc.Quant Mul Conv", {"w": signs(3, 1, 3, 3)}),
+    "bounds": Case(
+        "(float[2,32] x) => (y) {a = Abs(x) m = ReduceMax<axes=[-1]>(a) d = Div(x,m) r = Round(d)"
+        " y = MatMul(r,w)}", "Abs ReduceMax Div Round MatMul",
+        "Abs ReduceMax Div Round Clip Div Mul MatMul", {"w": signs(32, 8)}),
     "quantizers": Case(
         f"{IMAGE} {{c = Clip(x,zero,one) m = Mul(c,three) r = Round(m) d = Div(r,three)"
         " y = Conv(d,w)}", "Clip Mul Round Div Conv", "bnncc.Levels Conv", SMALL),
