@@ -184,8 +184,54 @@ def _zero_point(net: Net, x: str, w: Weight, how: str) -> str:
     return _product(net, real, w.floats(net), how)
 
 
+def _unlimited(net: Net, x: str, w: Weight, how: str) -> str:
+    """Write what BinaryBERT and LLM-QAT have: no Clip, since nothing exceeds the largest number."""
+    scale = net.op("Div", net.const(127.0), net.op("Add", _absmax(net, x), net.const(1e-6)))
+    q = net.op("Round", net.op("Mul", x, scale))
+    return _product(net, net.op("Div", q, scale), w.floats(net), how)
+
+
+def _expanded(net: Net, x: str, w: Weight, how: str) -> str:
+    """Write a scale that is repeated for each element before it is computed with."""
+    top = net.op("Expand", _absmax(net, x), net.op("Shape", x))
+    scale = net.op("Mul", net.op("Reciprocal", _limited(net, top, 1e-5)), net.const(127.0))
+    q = net.clip(net.op("Round", net.op("Mul", x, scale)), -128, 127)
+    return _product(net, net.op("Div", q, scale), w.floats(net), how)
+
+
+def _flattened(net: Net, x: str, w: Weight, how: str) -> str:
+    """Write GPT-2's product, which is one of matrices: rows are flattened after the quantizer."""
+    q, scale = _scaled(net, x)
+    real = net.op("Reshape", net.op("Div", q, scale), net.ints([-1, w.whole.shape[1]]))
+    y = _product(net, real, w.floats(net), how)
+    outer = net.op("Slice", net.op("Shape", x), net.ints([0]), net.ints([-1]))
+    return net.op("Reshape", y, net.op("Concat", outer, net.ints([len(w.whole)]), axis=0))
+
+
+def _turned(net: Net, x: str, w: Weight, how: str) -> str:
+    """Write a quantizer of channels in front of tokens, as behind a convolution or a GroupNorm."""
+    rank = len(net.inputs[0].type.tensor_type.shape.dim)
+    perm = [*range(rank - 2), rank - 1, rank - 2]
+    turned = net.op("Transpose", x, perm=perm)
+    top = net.op("ReduceMax", net.op("Abs", turned), net.ints([-2]), keepdims=1)
+    scale = net.op("Div", net.const(127.0), _limited(net, top, 1e-5))
+    q = net.clip(net.op("Round", net.op("Mul", turned, scale)), -128, 127)
+    real = net.op("Transpose", net.op("Div", q, scale), perm=perm)
+    return _product(net, real, w.floats(net), how)
+
+
 def _rows_scaled(x: Array) -> Rows:
     scale = F(127) / np.maximum(_top(x), F(1e-5))
+    return Rows(np.clip(np.rint(x * scale), -128, 127), scale, divide=True)
+
+
+def _rows_unlimited(x: Array) -> Rows:
+    scale = F(127) / (_top(x) + F(1e-6))
+    return Rows(np.rint(x * scale), scale, divide=True)
+
+
+def _rows_inverse(x: Array) -> Rows:
+    scale = (F(1) / np.maximum(_top(x), F(1e-5))) * F(127)
     return Rows(np.clip(np.rint(x * scale), -128, 127), scale, divide=True)
 
 
@@ -226,6 +272,10 @@ SPELLINGS = {
     "DynamicQuantizeLinear, dequantized": Spelling(_dequantized, _rows_dynamic),
     "QuantizeLinear by a computed scale": Spelling(_qdq, _rows_qdq),
     "a zero point of each row": Spelling(_zero_point, _rows_zero_point),
+    "not limited": Spelling(_unlimited, _rows_unlimited),
+    "an expanded scale": Spelling(_expanded, _rows_inverse),
+    "rows flattened after the quantizer": Spelling(_flattened, _rows_scaled),
+    "channels in front of tokens": Spelling(_turned, _rows_scaled),
 }
 
 STORES = ("float", "int8", "packed", "absmean", "dequantize")

@@ -192,7 +192,9 @@ def test_a_swish_of_large_negative_numbers_keeps_its_digits() -> None:
 def test_a_softmax_of_large_scaled_scores_is_a_number(scale: float, size: float) -> None:
     """A product and a difference in one instruction are not 0 at the largest score."""
     proto = model(lambda n, x: n.op("Softmax", n.op("Mul", x, n.const(scale)), axis=-1))
-    x = np.random.default_rng(0).standard_normal((2, 5, WIDTH)).astype(np.float32) * np.float32(size)
+    x = np.random.default_rng(0).standard_normal((2, 5, WIDTH)).astype(np.float32) * np.float32(
+        size
+    )
     found = next(iter(bnncc.compile(proto).run({"x": x}).values()))
     scores = x * np.float32(scale)
     power = np.exp((scores - scores.max(-1, keepdims=True)).astype(np.float64))

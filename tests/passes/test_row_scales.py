@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
 from bnncc.agreement import verify
@@ -60,7 +61,7 @@ def test_multiply_adds_are_those_of_all_tokens() -> None:
     assert (layer.kind, layer.macs, layer.output_shape) == ("few_bit", 5 * 64 * 33, ("N", 5, 33))
 
 
-@pytest.mark.parametrize("seed", range(225))
+@pytest.mark.parametrize("seed", range(25 * len(SPELLINGS)))
 def test_a_layer_is_found_and_its_integers_are_exact(seed: int) -> None:
     """An integer that is off by one would show: floats behind it are right to a few eps."""
     model, x, y, size = case(seed)
@@ -72,7 +73,7 @@ def test_a_layer_is_found_and_its_integers_are_exact(seed: int) -> None:
     assert not compare_passes(physical, before, {"x": x})
 
 
-@pytest.mark.parametrize("seed", [0, 2, 5, 8])
+@pytest.mark.parametrize("seed", [0, 2, 5, 8, 9, 11, 12])
 def test_compiled_layers_are_right_for_this_machine(seed: int) -> None:
     model, x, y, size = case(seed)
     artifact = compile_model(model, CompileOptions(threads=1))
@@ -239,3 +240,103 @@ def test_a_function_of_its_own_argument_follows(spelling: str, first: bool) -> N
     artifact = compile_model(net.model(), CompileOptions(threads=1))
     assert [layer["kind"] for layer in artifact.report["layers"]] == ["few_bit"] * 2
     assert verify(net.model(), artifact)["passed"]
+
+
+def dynamic(net: Net, x: str, axes: list[int] | None) -> str:
+    """Write levels with a scale of some axes, or of all."""
+    given = [] if axes is None else [net.ints(axes)]
+    top = net.op("ReduceMax", net.op("Abs", x), *given, keepdims=axes is not None)
+    scale = net.op("Div", net.const(127.0), net.op("Max", top, net.const(1e-5)))
+    q = net.clip(net.op("Round", net.op("Mul", x, scale)), -128, 127)
+    return net.op("Div", q, scale)
+
+
+CONVOLUTIONS = {
+    "of an image": ([1, 2, 3], (16, 8, 3, 3), {"pads": [1, 1, 0, 1], "strides": [2, 1]}),
+    "of all images": (None, (16, 8, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "of pixels, 1x1": ([1], (16, 8, 1, 1), {}),
+    "of an image, in groups": ([1, 2, 3], (32, 4, 3, 3), {"group": 2}),
+    "of an image, depthwise": ([1, 2, 3], (8, 1, 3, 3), {"group": 8, "pads": [1, 1, 1, 1]}),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_scales_follow_convolutions(name: str) -> None:
+    axes, shape, attrs = CONVOLUTIONS[name]
+    net, rng = Net(18, seed=4), np.random.default_rng(4)
+    net.input("x", [2, 8, 7, 6])
+    whole = rng.integers(-1, 2, shape).astype(np.float32)
+    bias = rng.standard_normal(shape[0]).astype(np.float32)
+    real = dynamic(net, "x", axes)
+    net.output(net.op("Conv", real, net.const(whole * np.float32(0.3)), net.const(bias), **attrs))
+    model = net.model()
+    before, physical, (layer,) = passed(model, "x86-64-v3")
+    assert layer.kind == "few_bit"
+    assert "scales of rows" in layer.reason
+    x = rng.standard_normal((2, 8, 7, 6)).astype(np.float32)
+    x[0, :, 2, 3], x[1] = 0, x[1] * 1e5
+    made = evaluated(physical, before, {"x": x})[before.outputs[0]]
+    (wanted,) = ort.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    size = 127 * np.abs(x).max((1, 2, 3), keepdims=True)
+    assert (np.abs(made - wanted) <= 1e-6 * size).all()
+    assert not compare_passes(physical, before, {"x": x})
+
+
+@pytest.mark.parametrize("name", ["pixels, 3x3", "zero point, padded", "pixels, strided"])
+def test_what_cannot_follow_a_convolution_stays(name: str) -> None:
+    net, rng = Net(18, seed=4), np.random.default_rng(4)
+    net.input("x", [2, 8, 7, 6])
+    net.input("z", [2, 1, 1, 1])
+    kernel = 1 if name.endswith("strided") else 3
+    real = dynamic(net, "x", [1, 2, 3] if "zero" in name else [1])
+    if "zero" in name:
+        real = net.op("Sub", real, "z")
+    whole = rng.integers(-1, 2, (16, 8, kernel, kernel)).astype(np.float32)
+    attrs = {"strides": [2, 2]} if kernel == 1 else {"pads": [1, 1, 1, 1]}
+    net.output(net.op("Conv", real, net.const(whole), **attrs))
+    model = net.model()
+    before, physical, (layer,) = passed(model, "x86-64-v3")
+    assert layer.kind == "float"
+    feeds = {"x": rng.standard_normal((2, 8, 7, 6)), "z": rng.standard_normal((2, 1, 1, 1))}
+    feeds = {key: value.astype(np.float32) for key, value in feeds.items() if key in before.inputs}
+    made = evaluated(physical, before, feeds)[before.outputs[0]]
+    (wanted,) = ort.InferenceSession(model.SerializeToString()).run(None, feeds)
+    np.testing.assert_allclose(made, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("offset", [False, True])
+def test_weights_of_two_values_have_scales_of_rows(offset: bool) -> None:
+    """FBI-LLM: signs times a scale and plus an offset, both of an output."""
+    net, rng = Net(18, seed=6), np.random.default_rng(6)
+    net.input("x", [3, 5, 40])
+    net.input("z", [3, 5, 1])
+    signs = np.where(rng.random((12, 40)) < 0.5, -1, 1)
+    alpha, beta = rng.uniform(0.5, 1, (12, 1)), rng.uniform(-0.1, 0.1, (12, 1))
+    w = (signs * alpha + beta).astype(np.float32)
+    real = dynamic(net, "x", [-1])
+    real = net.op("Add", real, "z") if offset else real
+    net.output(net.op("MatMul", real, net.const(w.T)))
+    model = net.model()
+    before, physical, (layer,) = passed(model, "x86-64-v3")
+    assert layer.kind == "few_bit"
+    x, z = data(rng, (3, 5, 40)), rng.standard_normal((3, 5, 1)).astype(np.float32)
+    feeds = {name: {"x": x, "z": z}[name] for name in before.inputs}
+    made = evaluated(physical, before, feeds)[before.outputs[0]]
+    scale = np.float32(127) / np.maximum(np.abs(x).max(-1, keepdims=True), np.float32(1e-5))
+    q = np.clip(np.rint(x * scale), -128, 127).astype(np.float64)
+    wanted = (q / scale + z * offset) @ w.astype(np.float64).T
+    size = np.abs(q / scale).sum(-1, keepdims=True) + 40 * np.abs(z)
+    assert (np.abs(made - wanted) <= 1e-6 * size).all()
+
+
+def test_queries_keys_and_values_share_their_rows() -> None:
+    """Three products of one flattened tensor: its levels are decided once."""
+    net, rng = Net(18, seed=7), np.random.default_rng(7)
+    net.input("x", [2, 5, 40])
+    flat = net.op("Reshape", dynamic(net, "x", [-1]), net.ints([-1, 40]))
+    ws = [weight(rng, 12, 40, "float", "1.58") for _ in range(3)]
+    net.output(*(net.op("MatMul", flat, w.floats(net)) for w in ws))
+    physical, layers = passed(net.model(), "x86-64-v3")[1:]
+    assert [layer.kind for layer in layers] == ["few_bit"] * 3
+    kernels = [n.attrs["spec"].macs > 0 for n in physical.nodes if n.op == KERNEL]
+    assert sorted(kernels) == [False, True, True, True]
