@@ -24,7 +24,7 @@ import numpy as np
 from bnncc.ir.dims import Dim
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import QUANTIZED_CONV
-from bnncc.recognise import reasons, transposed
+from bnncc.recognise import levels_behind, reasons, transposed
 from bnncc.recognise.borders import constants_outside, outside_sums, with_border
 from bnncc.recognise.channel_scales import scaled_source
 from bnncc.recognise.doubles import EXACT, in_double, meanings, number_doubles
@@ -207,12 +207,22 @@ def _try_binary(
         if not isinstance(data, tuple):
             return reasons.weights(filters, len(data.value.values))
         found = few()
+        shown = levels_behind.why(
+            node, look.graph, look.known, look.producers, filters, few=found is not None
+        )
+        if shown is not None:
+            return shown
         if found is not None:
             return reasons.few_bit_weights(node, name, look.graph, look.producers, found)
         values = len(look.held.get(name, ()))
         return reasons.neither(node, name, look.graph, look.producers, values)
     if isinstance(data, tuple):
-        return _why_real(node, look) or data
+        shown = _why_real(node, look)
+        return (
+            shown
+            or levels_behind.why(node, look.graph, look.known, look.producers, filters, few=True)
+            or data
+        )
     return _make(node, look.graph, data, *signs, filters)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from bnncc.ir.dims import is_static
@@ -44,7 +46,12 @@ def layer_filters(node: Node, graph: Graph) -> Array | tuple[str, str]:
         Of shape (out_channels, ...); or a reason and the remedy.
     """
     kind = graph.types[node.inputs[0]]
-    rank = len(kind.shape)
+    rank, weight = len(kind.shape), graph.types[node.inputs[1]].shape
+    if node.op == "MatMul" and len(weight) > 2:
+        return (
+            f"its weights are {math.prod(int(d) for d in weight[:-2])} matrices",
+            "write a product for each matrix, and concatenate them",
+        )
     if kind.dtype not in ("float32", "float64"):
         return f"its data is {kind.dtype}", "compute it in float32"
     if rank != (4 if node.op == "Conv" else 2):

@@ -69,7 +69,7 @@ def data(node: Node, name: str, graph: Graph, producers: dict[str, Node]) -> Why
         return reason, _of_input(node, source, graph)
     if made.op == "Relu":
         return reason, "apply sign() after the Relu (0 and 1 are binary too), or instead of it"
-    return reason, "apply sign() to the input of the layer"
+    return reason, "apply sign() to the input of the layer, or quantize it to at most 8 bits"
 
 
 def few_bit_weights(

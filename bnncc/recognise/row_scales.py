@@ -122,12 +122,12 @@ def _chain(node: Node, look: _Look) -> tuple[str, list[_Step]]:
             break
         place, before = 0, axis
         if made.op in _ARITHMETIC:
-            places = _of_rows(made, graph, axis)
+            places = operands_of_rows(made, graph, axis)
             if not places:
                 break
             place = next((k for k in places if made.inputs[k] in look.held), places[0])
         else:
-            found = _axis_before(made, graph, axis)
+            found = axis_before(made, graph, axis)
             if found is None:
                 break
             before = found
@@ -136,10 +136,22 @@ def _chain(node: Node, look: _Look) -> tuple[str, list[_Step]]:
     return name, steps
 
 
-def _of_rows(node: Node, graph: Graph, axis: int) -> list[int]:
+def operands_of_rows(node: Node, graph: Graph, axis: int) -> list[int]:
     """Return the operands of a node that may be data: those whose other operand is one per row.
 
-    Both are, if rows have one element.
+    Parameters
+    ----------
+    node : Node
+        A Mul, Div, Add or Sub.
+    graph : Graph
+        Holds its types.
+    axis : int
+        The axis of its result along which a row lies.
+
+    Returns
+    -------
+    list of int
+        Indices of operands: of both, if rows have one element.
     """
     kinds = [graph.types[i] for i in node.inputs]
     return [
@@ -155,8 +167,23 @@ def _broadcast(shape: Sequence[Dim], rank: int) -> tuple[Dim, ...]:
     return (1,) * (rank - len(shape)) + tuple(shape)
 
 
-def _axis_before(node: Node, graph: Graph, axis: int) -> int | None:
-    """Return the axis of a move's data that becomes `axis` of its result, whole and in order."""
+def axis_before(node: Node, graph: Graph, axis: int) -> int | None:
+    """Return the axis of a move's data that becomes `axis` of its result, whole and in order.
+
+    Parameters
+    ----------
+    node : Node
+        Any operator.
+    graph : Graph
+        Holds its types.
+    axis : int
+        An axis of its result.
+
+    Returns
+    -------
+    int or None
+        None if the operator is not a view or a transpose, or mixes the axis with others.
+    """
     if node.op == "Transpose":
         return int(node.attrs["perm"][axis])
     if node.op not in VIEWS | {VIEW}:

@@ -225,3 +225,84 @@ def test_first_layer_behind_a_normalization() -> None:
     remedy = layer("normalized", "float").remedy
     assert "the first layer usually stays float" in remedy
     assert "--first-layer" not in remedy  # for convolutions that read an input itself
+
+
+_QUANTIZED = "m = Abs(x) t = ReduceMax<axes=[-1]>(m) q = Div(x, t) p = Mul(q, e) r = Round(p)"
+
+
+@pytest.mark.parametrize(
+    ("before", "weight", "reason", "remedy"),
+    [
+        (
+            f"{_QUANTIZED} d = Mul(r, v)",
+            "signs",
+            "255 levels times scales that differ",
+            "one scale",
+        ),
+        (
+            f"{_QUANTIZED} d = Mul(r, v)",
+            "threes",
+            "differ along its sums (Mul `Mul_d`)",
+            "one scale",
+        ),
+        (
+            f"{_QUANTIZED} d = Mul(r, t)",
+            "float",
+            "weights are float, while its data have 255",
+            "ex",
+        ),
+        (
+            "r = Round(x) d = Mul(r, e)",
+            "signs",
+            "rounded (Round `Round_r`), to integers that",
+            "limit",
+        ),
+        (
+            "r = Floor(x) d = Clip(r, e)",
+            "threes",
+            "rounded (Floor `Floor_r`), to integers that",
+            "limit",
+        ),
+        ("d = Mul(x, v)", "signs", "is real-valued", "or quantize it to at most 8 bits"),
+    ],
+)
+def test_levels_that_a_layer_cannot_read(
+    before: str, weight: str, reason: str, remedy: str
+) -> None:
+    rng = np.random.default_rng(2)
+    some = {
+        "signs": rng.choice([-1.0, 1.0], (64, 64)),
+        "threes": rng.integers(-1, 2, (64, 64)),
+        "float": rng.standard_normal((64, 64)),
+    }
+    body = f"(float[4,64] x) => (z) {{{before} y = MatMul(d, w) z = Relu(y)}}"
+    (found,) = layers(body, w=some[weight], v=rng.standard_normal(64), e=np.float32(127))
+    assert (found.kind, reason in found.reason) == ("float", True), found.reason
+    assert remedy in found.remedy
+
+
+def test_scales_of_groups_of_channels() -> None:
+    body = (
+        f"(float[4,8,8] x) => (z) {{{_QUANTIZED} s = Mul(r, t) d = Reshape(s, n)"
+        " y = MatMul(d, w) z = Relu(y)}"
+    )
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> net {body}')
+    rng = np.random.default_rng(2)
+    held = {
+        "w": rng.choice([-1, 1], (64, 5)).astype("f4"),
+        "e": np.float32(127),
+        "n": np.array([4, 64]),
+    }
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in held.items()
+    )
+    made = Compilation(CompileOptions(), resolve("x86-64-v2"))
+    to_physical(load(model), made)
+    assert "255 levels times scales that differ along its sums (Reshape" in made.layers[0].reason
+
+
+def test_weights_that_are_several_matrices() -> None:
+    body = "(float[3,4,8] x) => (z) {y = MatMul(x, w) z = Relu(y)}"
+    (found,) = layers(body, w=np.ones((3, 8, 5)))
+    assert found.reason == "its weights are 3 matrices"
+    assert found.remedy == "write a product for each matrix, and concatenate them"
