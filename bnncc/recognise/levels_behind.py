@@ -112,6 +112,8 @@ def _behind(
             if place not in rows and found is not None:
                 return found if found.what == _WIDE else _Behind(_VARIES, found.levels, node)
         return None
+    if node.op == "Clip" and all((node.input(1), node.input(2))):
+        return None
     if node.op in ("Clip", "Cast", "Identity"):
         return _behind(node.inputs[0], axis, graph, known, producers, depth - 1)
     if node.op not in PERMUTATIONS | {VIEW}:

@@ -12,6 +12,7 @@ from bnncc.recognise.binarize import binarize
 from bnncc.recognise.bounded import bound_roundings
 from bnncc.recognise.channel_scales import split_channel_scales
 from bnncc.recognise.few_values import read_again
+from bnncc.recognise.integer_sums import float_integer_products
 from bnncc.recognise.offsets import split_offsets
 from bnncc.recognise.products import pair_products
 from bnncc.recognise.quantizers import recognise_quantizers
@@ -106,6 +107,11 @@ def _alone(run: Callable[[Graph], object]) -> Callable[[Graph, Compilation], obj
 
 PASSES = (
     Pass("simplify", lambda g, c: simplify(g, c.trace), "bring equivalent patterns to one form"),
+    Pass(
+        "integer products",
+        _alone(float_integer_products),
+        "compute products of small integers in float32",
+    ),
     Pass("ramps", _alone(recognise_ramps), "replace sums of ReLU, Abs and such that equal a Clip"),
     Pass(
         "signs",

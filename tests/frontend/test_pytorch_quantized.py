@@ -82,3 +82,65 @@ def test_observers_are_refused(kind: str, text: str, hint: str) -> None:
     with pytest.raises(BnnccError, match=text) as caught:
         bnncc.compile(program)
     assert hint in (caught.value.hint or "")
+
+
+def ternary(weight: Any) -> Any:
+    unit = weight.abs().mean().clamp(min=1e-5)
+    return (weight / unit).round().clamp(-1, 1), unit
+
+
+def integers(x: Any, weight: Any) -> Any:
+    """``torch._int_mm`` of flattened int8 tensors, and both scales behind it."""
+    scale = 127 / x.abs().amax(-1, keepdim=True).clamp(min=1e-5)
+    q = (x * scale).round().clamp(-128, 127).to(torch.int8)
+    whole, unit = ternary(weight)
+    sums = torch._int_mm(q.view(-1, x.shape[-1]), whole.to(torch.int8).t())
+    return sums.view(*x.shape[:-1], -1).float() / scale * unit
+
+
+def expanded(x: Any, weight: Any) -> Any:
+    """TernaryBERT's quantizer: nothing exceeds the largest number, so there is no clamp."""
+    top = torch.max(x.abs(), dim=-1, keepdim=True)[0].expand_as(x).detach()
+    scale = 127 / (top + 1e-6)
+    whole, unit = ternary(weight)
+    return F.linear(torch.round(x * scale).div(scale), whole * unit)
+
+
+def spanned(x: Any, weight: Any) -> Any:
+    """The same with a zero point: the smallest number of each row becomes 0."""
+    least = x.min(-1)[0].unsqueeze(-1).expand_as(x).detach()
+    span = (x.max(-1)[0] - x.min(-1)[0]).unsqueeze(-1).expand_as(x).detach() + 1e-8
+    whole, unit = ternary(weight)
+    q = torch.round((x - least) / span * 255).div(255) * span + least
+    return F.linear(q, whole * unit)
+
+
+def flattened(x: Any, weight: Any) -> Any:
+    """GPT-2's ``Conv1D``."""
+    scale = 127 / x.abs().amax(-1, keepdim=True).clamp(min=1e-5)
+    q = (x * scale).round().clamp(-128, 127) / scale
+    whole, unit = ternary(weight)
+    rows = torch.addmm(torch.arange(12.0), q.view(-1, x.shape[-1]), (whole * unit).t())
+    return rows.view(*x.shape[:-1], -1)
+
+
+@pytest.mark.parametrize("form", [integers, expanded, spanned, flattened])
+def test_dynamic_quantizers_are_found(form: Any) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(12, 40), torch.randn(2, 10, 40)
+    x[0, 1], x[0, 2], x[1, 0, 3], x[1, 1] = 0, 0.25, 1e4, x[1, 1] * 1e-7
+    x[1, 2], x[1, 2, 0] = torch.arange(40) - 20.5, 127
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(weight, requires_grad=False)
+
+        def forward(self, x: Any) -> Any:
+            return form(x, self.weight)
+
+    artifact = bnncc.compile(torch.export.export(Layer().eval(), (x,)))
+    assert [layer["kind"] for layer in artifact.report["layers"]] == ["few_bit"]
+    (found,) = artifact.run({"x": x.numpy()}).values()
+    size = 40 * x.abs().amax(-1, keepdim=True).numpy() + 12 * (form is flattened)
+    assert (np.abs(found - form(x, weight).numpy()) <= 1e-6 * size).all()

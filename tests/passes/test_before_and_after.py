@@ -57,6 +57,10 @@ SMALL = {"w": signs(8, 3, 3, 3)}
 CASES = {
     "simplify": Case(f"{IMAGE} {{a = Identity(x) b = Neg(a) c = Neg(b) y = Relu(c)}}",
         "Identity Neg Neg Relu", "Relu", {}),
+    "integer products": Case(
+        "(float[2,32] x) => (y) {r = Round(x) c = Clip(r,minus,one) b = Cast<to=3>(c)"
+        " i = Cast<to=6>(b) k = Cast<to=6>(w) p = MatMul(i,k) y = Cast<to=1>(p)}",
+        "Round Clip Cast Cast MatMul Cast", "Round Clip MatMul Cast Cast", {"w": signs(32, 8)}),
     "ramps": Case(
         f"{IMAGE} {{a = Abs(x) b = Sub(x,one) c = Abs(b) d = Sub(a,c) e = Add(d,one)"
         "h = Mul(e,half) q = Mul(h,three) r = Round(q) y = Conv(r,w)}",

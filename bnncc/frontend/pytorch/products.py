@@ -67,6 +67,10 @@ def _matmul(site: Site) -> Name:
     return site.emit("MatMul", _operands(site))
 
 
+def _int_mm(site: Site) -> Name:
+    return site.emit("MatMul", [site.cast(v, "int32") for v in _operands(site)])
+
+
 def _addmm(site: Site) -> Name:
     bias = site.tensor("self")
     one, two = (site.value(site.get(k)) for k in _factors(site))
@@ -193,6 +197,7 @@ RULES: dict[str, Rule] = {
     "conv_transpose1d.default": _conv,
     **{f"conv_transpose{k}d.input": _conv for k in _RANKS},
     **dict.fromkeys(("matmul.default", "mm.default", "bmm.default", "mv.default"), _matmul),
+    "_int_mm.default": _int_mm,
     **dict.fromkeys(("addmm.default", "baddbmm.default", "addbmm.default"), _addmm),
     **dict.fromkeys(("dot.default", "vdot.default"), _matmul),
     **{f"{name}.default": lambda site: _outer(site, *_operands(site)) for name in ("outer", "ger")},
