@@ -249,6 +249,8 @@ def conv(x: Array, w: Array, bias: Array | None, attrs: dict[str, Any]) -> Array
     """Evaluate ONNX Conv; the bias is added before the one rounding."""
     column = (-1,) + (1,) * (x.ndim - 2)
     a, b, x_scale, w_scale = operands(x, w, 0, whole=not attrs.get(FLOAT_SUM))
+    if not attrs.get(FLOAT_SUM) and _lost(x, a, 1):
+        a, b, x_scale, w_scale = operands(x, w, 0, whole=False)
     scale = (float(x_scale[0]) * w_scale).reshape(column)
     offset = None if bias is None else bias.astype(np.float64).reshape(column)
 
@@ -310,16 +312,17 @@ def matmul(a: Array, b: Array, *, whole: bool = True) -> Array:
     """Evaluate ONNX MatMul in float64 (integers exactly), not yet rounded."""
     axis = b.ndim - 1 if b.ndim == 2 else None
     left, right, a_scale, b_scale = operands(a, b, axis, whole=whole)
-    if whole and a.ndim > 1 and _lost(a, left):
+    sides = ((a, left, -1), (b, right, -2))
+    if whole and any(x.ndim > 1 and _lost(x, made, along) for x, made, along in sides):
         left, right, a_scale, b_scale = operands(a, b, axis, whole=False)
     acc = np.matmul(left, right).astype(np.float64, copy=False)
     return np.asarray(acc * (float(a_scale[0]) * (b_scale if b_scale.size > 1 else b_scale[0])))
 
 
-def _lost(x: Array, whole: Array) -> bool:
-    """Whether a row is so small that its integers would all be 0."""
-    left = np.abs(whole).max(axis=-1, initial=0) > 0
-    return bool((np.abs(x).max(axis=-1, initial=0)[~left] > 0).any())
+def _lost(x: Array, whole: Array, axis: int) -> bool:
+    """Whether a row, of numbers that are summed, is so small that its integers would all be 0."""
+    left = np.abs(whole).max(axis=axis, initial=0) > 0
+    return bool((np.abs(x).max(axis=axis, initial=0)[~left] > 0).any())
 
 
 def gemm(a: Array, b: Array, c: Array | None, attrs: dict[str, Any]) -> Array:

@@ -177,3 +177,28 @@ def test_evaluate_keeps_and_overrides() -> None:
     assert (evaluate(made, {"x": x, "a": x * 0 + 5})["y"] == 5).all()
     with pytest.raises(InputError, match="`x` is missing"):
         evaluate(made, {})
+
+
+@pytest.mark.parametrize("form", ["data first", "data second", "batches", "pixels", "images"])
+def test_small_rows_beside_large_ones_are_not_lost(form: str) -> None:
+    """Beside 1e33 all other numbers are multiples of something: 0 of it."""
+    rng = np.random.default_rng(0)
+    whole = rng.integers(-1, 2, (20, 4)).astype(np.float32)
+    x = rng.standard_normal((2, 6, 20)).astype(np.float32)
+    x[0, 3, 5] = 1e33
+    node, ins = "MatMul", [x, whole]
+    if form == "data second":
+        ins = [whole.T, x[0].T]
+    elif form == "batches":
+        ins = [whole.T, x.transpose(0, 2, 1)]
+    elif form in ("pixels", "images"):
+        node = "Conv"
+        ins = [x.transpose(0, 2, 1)[..., None], whole.T[:, :, None, None]]
+        if form == "images":
+            ins = [x.reshape(12, 20, 1, 1), ins[1]]
+    (wanted,) = runtime(node, list(ins), {})
+    attrs = {"pads": [0] * 4, "strides": [1, 1]} if node == "Conv" else {}
+    (made,) = evaluate_node(Node(node, ["a", "b"], ["y"], attrs), list(ins))
+    axis = -1 if form == "data first" else 0 if form == "data second" else 1
+    size = np.abs(wanted).max(axis=axis, keepdims=True)
+    assert (np.abs(made - wanted) <= 1e-5 * size).all()
