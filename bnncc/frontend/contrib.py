@@ -10,6 +10,8 @@ MatMulNBits(x, q, s, z)                     ->  MatMul(x, (q - z) * s) (`block_w
 Gelu(x), BiasGelu(x, b)                     ->  Gelu(x + b)
 FastGelu(x, b)                              ->  Gelu(x + b), approximated by tanh
 QuickGelu(x)                                ->  x * Sigmoid(alpha * x)
+MatMulIntegerToFloat(a, b, s, t, y, z, c)   ->  MatMulInteger(a, b, y, z) * (s * t) + c
+DynamicQuantizeMatMul(x, b, t, z, c)        ->  the same, of DynamicQuantizeLinear(x)
 """
 
 from __future__ import annotations
@@ -96,6 +98,32 @@ def _quick_gelu(write: Expression) -> str:
     return write("Mul", x, write("Sigmoid", scaled))
 
 
+def _integer_product(
+    write: Expression, data: tuple[str, str, str], weight: tuple[int, int, int], bias: int
+) -> str:
+    """Multiply integers, their scale and zero point by weights, whose inputs are given."""
+    name, scale, zero = data
+    held, of_weights, shift = (write.input(k) for k in weight)
+    given = [name, held, zero, shift]
+    while not given[-1]:
+        given.pop()
+    sums = write.cast(write("MatMulInteger", *given), "float32")
+    made = write("Mul", sums, write("Mul", scale, of_weights))
+    return write("Add", made, write.input(bias)) if write.input(bias) else made
+
+
+def _integer_to_float(write: Expression) -> str:
+    scale, (rows, *more) = write.input(2), [*write.type(2).shape, 1]
+    if more and rows != 1:  # one for each row of the data
+        scale = write.unsqueeze(scale, 1)
+    return _integer_product(write, (write.input(0), scale, write.input(4)), (1, 3, 5), 6)
+
+
+def _dynamic_product(write: Expression) -> str:
+    q, scale, zero = write.several("DynamicQuantizeLinear", [write.input(0)], 3)
+    return _integer_product(write, (q, scale, zero), (1, 2, 3), 4)
+
+
 _FILTER = -10000.0
 """What MultiHeadAttention adds to the scores of padding, unless an attribute says otherwise."""
 
@@ -178,10 +206,12 @@ def _mask(write: Expression) -> str:
 
 OPERATORS: dict[str, Reader] = {
     "BiasGelu": _gelu,
+    "DynamicQuantizeMatMul": _dynamic_product,
     "FastGelu": lambda write: _gelu(write, "tanh"),
     "Gelu": _gelu,
     "GroupQueryAttention": grouped_query.read,
     "MatMulNBits": block_weights.read,
+    "MatMulIntegerToFloat": _integer_to_float,
     "MultiHeadAttention": _attention,
     "QuickGelu": _quick_gelu,
     "SimplifiedLayerNormalization": _simplified,

@@ -106,6 +106,7 @@ _EPSILON = {"epsilon": (_FLOAT,)}
 _SIMPLIFIED = Schema((2,), {}, {**_EPSILON, "axis": (_INT,), "stash_type": (_INT,)}, (), 2)
 _CONTRIB: dict[str, Schema] = {
     "BiasGelu": Schema((2,)),
+    "DynamicQuantizeMatMul": Schema((3, 4, 5), {}, {}, (3, 4)),
     "FastGelu": Schema((1, 2)),
     "Gelu": Schema((1,)),
     "GroupQueryAttention": Schema(
@@ -128,6 +129,7 @@ _CONTRIB: dict[str, Schema] = {
         dict.fromkeys(("accuracy_level", "bits", "weight_prepacked"), (_INT,)),
         (3, 4, 5),
     ),
+    "MatMulIntegerToFloat": Schema((4, 5, 6, 7), {}, {}, (4, 5, 6)),
     "MultiHeadAttention": Schema(
         tuple(range(1, 11)),
         {"num_heads": (_INT,)},

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 from bnncc.errors import ModelError, UnsupportedOp
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
+from tests.physical_networks import passed
 
 F32, I64 = TensorProto.FLOAT, TensorProto.INT64
 Array = np.ndarray[Any, Any]
@@ -210,3 +211,38 @@ def test_attention_that_is_not_supported(
     node = multi_head(inputs, ["y"], **attrs)
     with pytest.raises(UnsupportedOp, match=said):
         load(model(node, {name: given[name] for name in inputs if name}, {}))
+
+
+WHOLE = np.random.default_rng(4).integers(-1, 2, (20, 7))
+SCALES = np.linspace(0.1, 0.4, 7, dtype=np.float32)
+ZERO = {"int8": np.int8(1), "uint8": np.uint8(2)}
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+@pytest.mark.parametrize("inputs", ["x w t", "x w t z", "x w t z c", "x w t  c", "x w u z"])
+def test_dynamically_quantized_products(inputs: str, kind: str) -> None:
+    """The weights have one scale, or one for each output; zero point and bias may be missing."""
+    node = helper.make_node("DynamicQuantizeMatMul", inputs.split(" "), ["y"])
+    node.domain = "com.microsoft"
+    held = {"w": (WHOLE + ZERO[kind]).astype(kind), "z": ZERO[kind], "c": SCALES - 1}
+    held |= {"t": np.float32(0.3), "u": SCALES}
+    agrees(node, {"x": numbers(2, 3, 20)}, **{k: v for k, v in held.items() if k in inputs})
+
+
+@pytest.mark.parametrize(
+    "inputs", ["a w s t", "a w s u v", "a w s u v z c", "a w s t  z", "a w s t   c"]
+)
+def test_integer_products_with_scales(inputs: str) -> None:
+    node = helper.make_node("MatMulIntegerToFloat", inputs.split(" "), ["y"])
+    node.domain = "com.microsoft"
+    held = {"w": WHOLE.astype(np.int8), "s": np.float32(0.02), "t": np.float32(0.3), "u": SCALES}
+    held |= {"v": np.uint8(117), "z": np.int8(2), "c": SCALES - 1}
+    feeds = {"a": np.random.default_rng(5).integers(0, 256, (3, 20), dtype=np.uint8)}
+    agrees(node, feeds, **{k: v for k, v in held.items() if k in inputs})
+
+
+def test_dynamically_quantized_products_are_of_few_bits() -> None:
+    node = helper.make_node("DynamicQuantizeMatMul", ["x", "w", "t"], ["y"], domain="com.microsoft")
+    held = {"w": WHOLE.astype(np.int8), "t": np.float32(0.3)}
+    (layer,) = passed(model(node, {"x": numbers(3, 20)}, held))[2]
+    assert layer.kind == "few_bit"
