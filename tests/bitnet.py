@@ -220,6 +220,16 @@ def _turned(net: Net, x: str, w: Weight, how: str) -> str:
     return _product(net, real, w.floats(net), how)
 
 
+def _left(net: Net, x: str, w: Weight, how: str) -> str:
+    """Write the product with the weights first, and tokens behind channels."""
+    q, scale = _scaled(net, x)
+    rank = len(net.inputs[0].type.tensor_type.shape.dim)
+    perm = [*range(rank - 2), rank - 1, rank - 2]
+    real = net.op("Transpose", net.op("Div", q, scale), perm=perm)
+    y = _product(net, net.op("Transpose", w.floats(net), perm=[1, 0]), real, how)
+    return net.op("Transpose", y, perm=perm)
+
+
 def _rows_scaled(x: Array) -> Rows:
     scale = F(127) / np.maximum(_top(x), F(1e-5))
     return Rows(np.clip(np.rint(x * scale), -128, 127), scale, divide=True)
@@ -276,6 +286,7 @@ SPELLINGS = {
     "an expanded scale": Spelling(_expanded, _rows_inverse),
     "rows flattened after the quantizer": Spelling(_flattened, _rows_scaled),
     "channels in front of tokens": Spelling(_turned, _rows_scaled),
+    "weights on the left": Spelling(_left, _rows_scaled),
 }
 
 STORES = ("float", "int8", "packed", "absmean", "dequantize")

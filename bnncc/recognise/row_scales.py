@@ -90,7 +90,8 @@ def _moved(node: Node, look: _Look) -> list[Node] | None:
     weight = graph.constants.get(node.inputs[1]) if node.op in _PRODUCTS else None
     if weight is None or node.inputs[0] in look.held or (node.op != "Conv" and weight.ndim != 2):
         return None
-    name, steps = _chain(node, look)
+    rank = len(graph.types[node.inputs[0]].shape)
+    name, steps = _chain(node.inputs[0], 1 if node.op == "Conv" else rank - 1, look)
     filters = filters_of(node, weight)
     if name not in look.held or isinstance(filters, tuple):
         return None
@@ -111,10 +112,35 @@ def _moved(node: Node, look: _Look) -> list[Node] | None:
 _PRODUCTS = ("Conv", "Gemm", "MatMul")
 
 
-def _chain(node: Node, look: _Look) -> tuple[str, list[_Step]]:
+def levels_behind_scales(
+    name: str, axis: int, graph: Graph, held: dict[str, Lattice], producers: dict[str, Node]
+) -> str:
+    """Return the first tensor that a tensor is computed from by scales of rows and moves.
+
+    Parameters
+    ----------
+    name : str
+        The tensor.
+    axis : int
+        The axis along which its rows lie.
+    graph : Graph
+        The graph.
+    held : dict of str to Lattice
+        From `lattices`.
+    producers : dict of str to Node
+        From the graph.
+
+    Returns
+    -------
+    str
+        Levels, if it is in `held`.
+    """
+    return _chain(name, axis, _Look(graph, held, producers))[0]
+
+
+def _chain(name: str, axis: int, look: _Look) -> tuple[str, list[_Step]]:
     """Return the levels that a product's data are computed from, and the steps in between."""
-    name, graph = node.inputs[0], look.graph
-    axis = 1 if node.op == "Conv" else len(graph.types[name].shape) - 1
+    graph = look.graph
     steps: list[_Step] = []
     while name not in look.held:
         made = look.producers.get(name)

@@ -18,6 +18,7 @@ from bnncc.ir.quantizers import LEVELS
 from bnncc.recognise.few_values import few_values
 from bnncc.recognise.filters import few_bit_weights, two_valued_filters
 from bnncc.recognise.lattice import lattices
+from bnncc.recognise.row_scales import levels_behind_scales
 from bnncc.transform.layout import push_down
 from bnncc.transform.rewrite import Result, Walk, settle_outputs, walk
 from bnncc.transform.simplify import transpose
@@ -30,7 +31,15 @@ def turn_left_weights(graph: Graph) -> None:
 
     Runs after `recognise_signs` and `recognise_quantizers`.
     """
-    few = {*lattices(graph), *few_values(graph)}
+    held = lattices(graph)
+    few = {*held, *few_values(graph)}
+    producers = graph.producers()
+    for node in graph.nodes:  # levels times a scale of rows, which follows the product
+        if node.op == "MatMul" and node.inputs[0] in graph.constants:
+            data = node.inputs[1]
+            axis = len(graph.types[data].shape) - 2
+            if axis >= 0 and levels_behind_scales(data, axis, graph, held, producers) in held:
+                few.add(data)
 
     def rule(node: Node, state: Walk) -> Result:
         if node.op == "Transpose":

@@ -107,7 +107,7 @@ def expanded(x: Any, weight: Any) -> Any:
 
 
 def spanned(x: Any, weight: Any) -> Any:
-    """The same with a zero point: the smallest number of each row becomes 0."""
+    """Return TernaryBERT's product where the smallest number of each row becomes 0."""
     least = x.min(-1)[0].unsqueeze(-1).expand_as(x).detach()
     span = (x.max(-1)[0] - x.min(-1)[0]).unsqueeze(-1).expand_as(x).detach() + 1e-8
     whole, unit = ternary(weight)
