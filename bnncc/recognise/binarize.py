@@ -32,7 +32,6 @@ from bnncc.recognise.few_bit import FEW_BIT_CONV, Choose, attempt
 from bnncc.recognise.few_values import few_values
 from bnncc.recognise.filters import Weights, binary_weight, few_bit_weights
 from bnncc.recognise.lattice import Lattice, as_multiples, in_units, lattices
-from bnncc.recognise.offsets import PART
 from bnncc.recognise.operands import (
     bias_of,
     channels_last,
@@ -41,7 +40,7 @@ from bnncc.recognise.operands import (
     padded_source,
 )
 from bnncc.recognise.products import BINARY_PRODUCT, why_not
-from bnncc.recognise.row_scales import MOVED
+from bnncc.recognise.row_scales import MOVED, PART
 from bnncc.report import Layer
 from bnncc.topi_binary.layout import WORD_BITS, words
 

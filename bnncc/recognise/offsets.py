@@ -16,11 +16,9 @@ from bnncc.recognise.few_values import few_values
 from bnncc.recognise.filters import binary_weight, few_bit_weights, two_valued_filters
 from bnncc.recognise.lattice import evenly, lattices
 from bnncc.recognise.operands import filters_of, flattened_source, padded_source
+from bnncc.recognise.row_scales import PART
 
 Array = np.ndarray
-
-PART = "bnncc.part"
-"""Attribute of a node that is part of a layer which another node represents in the report."""
 
 
 def split_offsets(graph: Graph) -> None:

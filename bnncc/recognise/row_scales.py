@@ -34,6 +34,9 @@ from bnncc.recognise.filters import Weights, few_bit_weights, two_valued_filters
 from bnncc.recognise.lattice import Lattice, as_multiples, lattices
 from bnncc.recognise.operands import filters_of
 
+PART = "bnncc.part"
+"""Attribute of a node that is part of a layer which another node represents in the report."""
+
 MOVED = "bnncc.moved"
 """Attribute of a product whose rows had scales or zero points: a note for the report."""
 
@@ -105,6 +108,7 @@ def _moved(node: Node, look: _Look) -> list[Node] | None:
     made = _Written(node, look, filters, found).after(name, steps)
     if made is not None:
         product = next(n for n in made if n.op in _PRODUCTS)
+        product.attrs.update({k: True for k in (PART,) if node.attrs.get(k)})
         product.attrs[MOVED] = _said(look.held[name], found, steps)
     return made
 
@@ -212,6 +216,8 @@ def axis_before(node: Node, graph: Graph, axis: int) -> int | None:
     """
     if node.op == "Transpose":
         return int(node.attrs["perm"][axis])
+    if node.op == "Slice":
+        return axis if axis not in _sliced(node, graph) | {None} else None
     if node.op not in VIEWS | {VIEW}:
         return None
     before, after = (graph.types[i].shape for i in (node.inputs[0], node.outputs[0]))
@@ -220,6 +226,15 @@ def axis_before(node: Node, graph: Graph, axis: int) -> int | None:
         if size == after[axis] and all(product(a) == product(b) for a, b in sides):
             return place
     return before.index(1) if after[axis] == 1 and 1 in before else None
+
+
+def _sliced(node: Node, graph: Graph) -> set[int | None]:
+    """Return the axes of a Slice; with None if they or the limits are computed."""
+    given = [graph.constants.get(i) for i in node.inputs[1:] if i]
+    if len(given) < 3 or any(value is None for value in given):
+        return {None}
+    rank = len(graph.types[node.inputs[0]].shape)
+    return {int(a) % rank for a in graph.constants[node.inputs[3]].reshape(-1)}
 
 
 def _follows(node: Node, step: _Step, graph: Graph) -> bool:
@@ -348,6 +363,16 @@ class _Written:
                 shape = tuple(shape[p] for p in perm)
                 value = write("Transpose", value, perm=list(perm))
                 graph.types[value] = TensorType(shape, kind.dtype)
+                continue
+            if move.node.op == "Slice":
+                axes = {axis for axis in _sliced(move.node, graph) if axis is not None}
+                if any(shape[axis] == before[axis] for axis in axes):
+                    if any(shape[axis] != before[axis] for axis in axes):
+                        return None
+                    value = self.viewed(value, TensorType(shape, kind.dtype))
+                    value = write("Slice", value, *move.node.inputs[1:])
+                    shape = tuple(whole[k] if k in axes else d for k, d in enumerate(shape))
+                    graph.types[value] = TensorType(shape, kind.dtype)
                 continue
             after = _shape_after(shape, before, whole, move.axes)
             if after is None:

@@ -19,6 +19,7 @@ from bnncc.recognise.quantizers import recognise_quantizers
 from bnncc.recognise.ramps import recognise_ramps
 from bnncc.recognise.row_scales import move_row_scales
 from bnncc.recognise.signs import recognise_signs
+from bnncc.recognise.stacked_weights import unstack_weights
 from bnncc.recognise.transposed import split_transposed
 from bnncc.recognise.whole_sums import drop_integer_casts
 from bnncc.report import Layer
@@ -123,6 +124,7 @@ PASSES = (
     Pass("quantizers", _alone(recognise_quantizers), "recognise quantizers"),
     Pass("few values", _alone(read_again), "recognise other tensors of few values"),
     Pass("transposed", _alone(split_transposed), "write transposed convolutions as ordinary ones"),
+    Pass("stacked weights", _alone(unstack_weights), "write a product for each matrix of weights"),
     Pass(
         "left weights", _alone(turn_left_weights), "move weights to the right operand of products"
     ),

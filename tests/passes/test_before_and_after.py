@@ -83,6 +83,9 @@ CASES = {
         f"{IMAGE} {{{decided('x', 's')} t = ConvTranspose<strides=[1,2]>(s,w) y = Relu(t)}}",
         "bnncc.Sign ConvTranspose Relu", "bnncc.Sign Conv Conv Relu Relu bnncc.Interleave",
         {"w": signs(3, 8, 1, 2)}),
+    "stacked weights": Case(
+        f"(float[2,5,32] x) => (y) {{{decided('x', 's')} y = MatMul(s,w)}}", "bnncc.Sign MatMul",
+        "bnncc.Sign Slice MatMul Slice MatMul Concat", {"w": signs(2, 32, 8)}),
     "left weights": Case(f"(float[32,6] x) => (y) {{{decided('x', 's')} y = MatMul(w,s)}}",
         "bnncc.Sign MatMul", "Transpose bnncc.Sign MatMul Transpose", {"w": signs(8, 32)}),
     "row scales": Case(
