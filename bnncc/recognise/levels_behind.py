@@ -15,7 +15,7 @@ from bnncc.ir.moves import PERMUTATIONS, VIEW
 from bnncc.recognise import reasons
 from bnncc.recognise.lattice import Lattice
 from bnncc.recognise.operands import operator
-from bnncc.recognise.row_scales import axis_before, operands_of_rows
+from bnncc.recognise.row_scales import Axes, axes_before, operands_of_rows
 
 _DEPTH = 16
 """Maximum number of operators between levels and the layer."""
@@ -64,7 +64,7 @@ def why(
     """
     rank = len(graph.types[node.inputs[0]].shape)
     axis = 1 if node.op == "Conv" else rank - 1
-    found = _behind(node.inputs[0], axis, graph, known, producers, _DEPTH)
+    found = _behind(node.inputs[0], {axis}, graph, known, producers, _DEPTH)
     if found is None:
         return None
     said = f" ({operator(found.node)} `{found.node.name}`)" if found.node is not None else ""
@@ -90,7 +90,7 @@ def why(
 
 
 def _behind(
-    name: str, axis: int, graph: Graph, known: dict[str, Lattice], producers: dict[str, Node],
+    name: str, axes: Axes, graph: Graph, known: dict[str, Lattice], producers: dict[str, Node],
     depth: int,
 ) -> _Behind | None:  # fmt: skip
     if name in known:
@@ -101,25 +101,25 @@ def _behind(
     if node.op in _ROUND:
         return _Behind(_WIDE, 0, node)
     if node.op in ("Mul", "Div", "Add", "Sub"):
-        rows = operands_of_rows(node, graph, axis)
+        rows = operands_of_rows(node, graph, axes)
         for place in rows:
-            found = _behind(node.inputs[place], axis, graph, known, producers, depth - 1)
+            found = _behind(node.inputs[place], axes, graph, known, producers, depth - 1)
             if found is not None:
                 return found
         places = () if node.op in ("Add", "Sub") else (0,) if node.op == "Div" else (0, 1)
         for place in places:
-            found = _behind(node.inputs[place], axis, graph, known, producers, depth - 1)
+            found = _behind(node.inputs[place], axes, graph, known, producers, depth - 1)
             if place not in rows and found is not None:
                 return found if found.what == _WIDE else _Behind(_VARIES, found.levels, node)
         return None
     if node.op == "Clip" and all((node.input(1), node.input(2))):
         return None
     if node.op in ("Clip", "Cast", "Identity"):
-        return _behind(node.inputs[0], axis, graph, known, producers, depth - 1)
+        return _behind(node.inputs[0], axes, graph, known, producers, depth - 1)
     if node.op not in PERMUTATIONS | {VIEW}:
         return None
-    before = axis_before(node, graph, axis)
-    found = _behind(node.inputs[0], before or 0, graph, known, producers, depth - 1)
+    before = axes_before(node, graph, axes)
+    found = _behind(node.inputs[0], before or {0}, graph, known, producers, depth - 1)
     if found is None or before is not None or found.what == _WIDE:
         return found
     return _Behind(_VARIES, found.levels, node)

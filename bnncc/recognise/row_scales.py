@@ -18,7 +18,7 @@ everywhere if operands are multiples of a scale (docs/semantics.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,6 +33,8 @@ from bnncc.ir.quantizers import LEVELS
 from bnncc.recognise.filters import Weights, few_bit_weights, two_valued_filters
 from bnncc.recognise.lattice import Lattice, as_multiples, lattices
 from bnncc.recognise.operands import filters_of
+
+Axes = Collection[int]
 
 PART = "bnncc.part"
 """Attribute of a node that is part of a layer which another node represents in the report."""
@@ -64,8 +66,6 @@ class _Step:
     node: Node
     place: int
     """Index of the operand that is data."""
-    axes: tuple[int, int]
-    """The axis of the data, and of the result, that the product sums over."""
 
     @property
     def moves(self) -> bool:
@@ -94,7 +94,7 @@ def _moved(node: Node, look: _Look) -> list[Node] | None:
     if weight is None or node.inputs[0] in look.held or (node.op != "Conv" and weight.ndim != 2):
         return None
     rank = len(graph.types[node.inputs[0]].shape)
-    name, steps = _chain(node.inputs[0], 1 if node.op == "Conv" else rank - 1, look)
+    name, steps = _chain(node.inputs[0], {1 if node.op == "Conv" else rank - 1}, look)
     filters = filters_of(node, weight)
     if name not in look.held or isinstance(filters, tuple):
         return None
@@ -139,10 +139,10 @@ def levels_behind_scales(
     str
         Levels, if it is in `held`.
     """
-    return _chain(name, axis, _Look(graph, held, producers))[0]
+    return _chain(name, {axis}, _Look(graph, held, producers))[0]
 
 
-def _chain(name: str, axis: int, look: _Look) -> tuple[str, list[_Step]]:
+def _chain(name: str, axes: Axes, look: _Look) -> tuple[str, list[_Step]]:
     """Return the levels that a product's data are computed from, and the steps in between."""
     graph = look.graph
     steps: list[_Step] = []
@@ -150,23 +150,23 @@ def _chain(name: str, axis: int, look: _Look) -> tuple[str, list[_Step]]:
         made = look.producers.get(name)
         if made is None:
             break
-        place, before = 0, axis
+        place, before = 0, axes
         if made.op in _ARITHMETIC:
-            places = operands_of_rows(made, graph, axis)
+            places = operands_of_rows(made, graph, axes)
             if not places:
                 break
             place = next((k for k in places if made.inputs[k] in look.held), places[0])
         else:
-            found = axis_before(made, graph, axis)
+            found = axes_before(made, graph, axes)
             if found is None:
                 break
             before = found
-        steps.insert(0, _Step(made, place, (before, axis)))
-        name, axis = made.inputs[place], before
+        steps.insert(0, _Step(made, place))
+        name, axes = made.inputs[place], before
     return name, steps
 
 
-def operands_of_rows(node: Node, graph: Graph, axis: int) -> list[int]:
+def operands_of_rows(node: Node, graph: Graph, axes: Axes) -> list[int]:
     """Return the operands of a node that may be data: those whose other operand is one per row.
 
     Parameters
@@ -175,8 +175,8 @@ def operands_of_rows(node: Node, graph: Graph, axis: int) -> list[int]:
         A Mul, Div, Add or Sub.
     graph : Graph
         Holds its types.
-    axis : int
-        The axis of its result along which a row lies.
+    axes : collection of int
+        The axes of its result along which a row lies.
 
     Returns
     -------
@@ -188,7 +188,7 @@ def operands_of_rows(node: Node, graph: Graph, axis: int) -> list[int]:
         place
         for place, kind in enumerate(kinds)
         if kind == graph.types[node.outputs[0]]
-        and _broadcast(kinds[1 - place].shape, len(kind.shape))[axis] == 1
+        and all(_broadcast(kinds[1 - place].shape, len(kind.shape))[axis] == 1 for axis in axes)
         and not (node.op == "Div" and place)
     ]
 
@@ -197,8 +197,8 @@ def _broadcast(shape: Sequence[Dim], rank: int) -> tuple[Dim, ...]:
     return (1,) * (rank - len(shape)) + tuple(shape)
 
 
-def axis_before(node: Node, graph: Graph, axis: int) -> int | None:
-    """Return the axis of a move's data that becomes `axis` of its result, whole and in order.
+def axes_before(node: Node, graph: Graph, axes: Axes) -> Axes | None:
+    """Return the axes of a move's data that become `axes` of its result, and perhaps others.
 
     Parameters
     ----------
@@ -206,26 +206,43 @@ def axis_before(node: Node, graph: Graph, axis: int) -> int | None:
         Any operator.
     graph : Graph
         Holds its types.
-    axis : int
-        An axis of its result.
+    axes : collection of int
+        Axes of its result.
 
     Returns
     -------
-    int or None
-        None if the operator is not a view or a transpose, or mixes the axis with others.
+    collection of int or None
+        None if the operator is no view, transpose or slice of other axes.
     """
     if node.op == "Transpose":
-        return int(node.attrs["perm"][axis])
+        return {int(node.attrs["perm"][axis]) for axis in axes}
     if node.op == "Slice":
-        return axis if axis not in _sliced(node, graph) | {None} else None
+        return axes if not ({*axes, None} & _sliced(node, graph)) else None
     if node.op not in VIEWS | {VIEW}:
         return None
     before, after = (graph.types[i].shape for i in (node.inputs[0], node.outputs[0]))
-    for place, size in enumerate(before):
-        sides = (before[:place], after[:axis]), (before[place + 1 :], after[axis + 1 :])
-        if size == after[axis] and all(product(a) == product(b) for a, b in sides):
-            return place
-    return before.index(1) if after[axis] == 1 and 1 in before else None
+    if all(after[axis] == 1 for axis in axes) and 1 in before:
+        return {before.index(1)}
+    blocks = _blocks(before, after)
+    return {k for old, new in blocks if {*axes} & {*new} for k in old}
+
+
+def _blocks(before: Sequence[Dim], after: Sequence[Dim]) -> list[tuple[range, range]]:
+    """Return the axes of two shapes of a tensor in blocks, as small as possible, of equal size."""
+    blocks: list[tuple[range, range]] = []
+    first, other = 0, 0
+    for end in range(1, len(before) + 1):
+        size = product(before[first:end])
+        for stop in range(other + 1, len(after) + 1):
+            if product(after[other:stop]) == size:
+                blocks.append((range(first, end), range(other, stop)))
+                first, other = end, stop
+                break
+    if not blocks:
+        return [(range(len(before)), range(len(after)))]
+    old, new = blocks[-1]  # ones may be left
+    blocks[-1] = range(old.start, len(before)), range(new.start, len(after))
+    return blocks
 
 
 def _sliced(node: Node, graph: Graph) -> set[int | None]:
@@ -374,7 +391,7 @@ class _Written:
                     shape = tuple(whole[k] if k in axes else d for k, d in enumerate(shape))
                     graph.types[value] = TensorType(shape, kind.dtype)
                 continue
-            after = _shape_after(shape, before, whole, move.axes)
+            after = _shape_after(shape, before, whole)
             if after is None:
                 return None
             shape = after
@@ -392,18 +409,17 @@ class _Written:
 
 
 def _shape_after(
-    shape: Sequence[Dim], before: Sequence[Dim], after: Sequence[Dim], axes: tuple[int, int]
+    shape: Sequence[Dim], before: Sequence[Dim], after: Sequence[Dim]
 ) -> tuple[Dim, ...] | None:
     """Return the shape of a scale of rows behind a view of the data, or None if it has none."""
-    old, new = axes
-    if (*shape[:old], *shape[old + 1 :]) == (*before[:old], *before[old + 1 :]):
-        return (*after[:new], 1, *after[new + 1 :])
-    sizes = [[k for k, d in enumerate(dims) if d != 1] for dims in (before, after)]
-    if [before[k] for k in sizes[0]] != [after[k] for k in sizes[1]]:
-        return None
     made: list[Dim] = [1] * len(after)
-    for k, place in zip(*sizes, strict=True):
-        made[place] = shape[k]
+    for old, new in _blocks(before, after):
+        held, whole = ([dims[k] for k in old] for dims in (shape, before))
+        if all(d == 1 for d in held):
+            continue
+        if held != whole:
+            return None
+        made[new.start : new.stop] = after[new.start : new.stop]
     return tuple(made)
 
 

@@ -340,3 +340,50 @@ def test_queries_keys_and_values_share_their_rows() -> None:
     assert [layer.kind for layer in layers] == ["few_bit"] * 3
     kernels = [n.attrs["spec"].macs > 0 for n in physical.nodes if n.op == KERNEL]
     assert sorted(kernels) == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "equation", "size", "kind"),
+    [
+        ((2, 5, 4, 10), [-2, -1], "bthd,hdo->bto", (4, 10, 12), "few_bit"),
+        ((2, 5, 4, 10), [-1], "bthd,hdo->bto", (4, 10, 12), "float"),
+        ((2, 5, 4, 10), [-1], "bthd,hdo->btho", (4, 10, 12), "few_bit"),
+        ((2, 5, 4, 10), [-2, -1], "bthd,do->btho", (10, 12), "few_bit"),
+        ((2, 5, 40), [-1], "bti,oi->bto", (12, 40), "few_bit"),
+        ((2, 5, 40), [-1], "oi,bti->bot", (12, 40), "few_bit"),
+    ],
+)
+def test_sums_over_heads(
+    shape: tuple[int, ...], axes: list[int], equation: str, size: tuple[int, ...], kind: str
+) -> None:
+    """A scale of all heads of a token follows a sum over them; one of each head does not."""
+    net, rng = Net(18, seed=8), np.random.default_rng(8)
+    net.input("x", shape)
+    real, w = dynamic(net, "x", axes), net.const(rng.integers(-1, 2, size) * np.float32(0.3))
+    given = [w, real] if equation.startswith("oi") else [real, w]
+    net.output(net.op("Einsum", *given, equation=equation))
+    before, physical, (layer,) = passed(net.model(), "x86-64-v3")
+    assert layer.kind == kind
+    x = data(rng, shape)
+    made = evaluated(physical, before, {"x": x})[before.outputs[0]]
+    (wanted,) = ort.InferenceSession(net.model().SerializeToString()).run(None, {"x": x})
+    size_of = np.abs(x).max(axis=tuple(range(2, len(shape))))  # tokens
+    size_of = size_of.reshape(
+        (2, 1, 5) if equation.endswith("bot") else (2, 5) + (1,) * (made.ndim - 2)
+    )
+    assert (np.abs(made - wanted) <= 2e-5 * size_of).all()
+
+
+def test_heads_split_after_the_quantizer() -> None:
+    """A scale of a token is one of each of its heads, too."""
+    net, rng = Net(18, seed=9), np.random.default_rng(9)
+    net.input("x", ["N", 5, 40])
+    real = net.op("Reshape", dynamic(net, "x", [-1]), net.ints([0, 5, 4, 10]))
+    real = net.op("Transpose", real, perm=[0, 2, 1, 3])
+    net.output(net.op("MatMul", real, net.const(rng.integers(-1, 2, (4, 10, 12)) * 0.3)))
+    before, physical, (layer,) = passed(net.model(), "x86-64-v3")
+    assert layer.kind == "few_bit"
+    x = data(rng, (3, 5, 40))
+    made = evaluated(physical, before, {"x": x})[before.outputs[0]]
+    (wanted,) = ort.InferenceSession(net.model().SerializeToString()).run(None, {"x": x})
+    assert (np.abs(made - wanted) <= 2e-5 * np.abs(x).max(-1)[:, None, :, None]).all()
