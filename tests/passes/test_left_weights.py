@@ -75,7 +75,7 @@ def read_twice(net: Net, x: str) -> str:
         (right(1, 8, 5), [6, 8], ["binary"]),
         (right(1, 8, 5), [2, 6, 8], ["binary"]),
         (right(1, 1, 8, 5), ["N", 6, 8], ["binary"]),
-        (right(2, 8, 5), [2, 6, 8], ["float"]),
+        (right(2, 8, 5), [2, 6, 8], ["binary"]),
         (chain, [6, 8], ["binary", "binary"]),
         (chain, [2, 6, 8], ["binary", "binary"]),
         (few_bits, [6, 8], ["few_bit"]),
