@@ -298,8 +298,9 @@ class Records:
         Returns
         -------
         str or None
-            None if there is no record of the layer, or only of other orders. Folders are not
-            mixed: the last one that knows the layer counts.
+            None if there is no record of the layer, or only of other orders; on CPUs also if there
+            is none of the first order, the rule's own, because a record of another one alone does
+            not say which is faster. Folders are not mixed: the last that knows the layer counts.
         """
         if self._layers is None:
             self._layers = {}
@@ -307,6 +308,8 @@ class Records:
                 self._layers |= _by_layer(best)
         known = self._layers.get(Workload.of(spec).layer, {})
         found = [order for order in orders if order in known]
+        if self._target is not None and not self._target.gpus and orders[0] not in known:
+            found = []
         if not found and self.undecided is not None:
             return self.undecided(spec, orders)
         return min(found, key=lambda order: known[order].seconds, default=None)

@@ -14,6 +14,7 @@ import numpy as np
 from bnncc.errors import TuningError
 from bnncc.runtime.runner import random_inputs
 from bnncc.runtime.session import ALIGNMENT, aligned_empty
+from bnncc.targets import host
 from bnncc.topi_binary.build import aliases
 from bnncc.topi_binary.spec import Spec
 from bnncc.tuning.cases import Case, empty_outputs
@@ -165,6 +166,7 @@ class Here(_Clock):
         if threads == 1 and sys.platform == "linux":
             os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         prepare(threads)
+        host.features()  # asks for tiles, which Linux grants to each process
         import tvm
 
         self.cpu = tvm.cpu()

@@ -103,6 +103,19 @@ def test_the_last_folder_that_knows_a_layer_decides(tmp_path: Path) -> None:
     assert schedules.with_weight_order(first, HOPPER, known).weight_order == "strips"
 
 
+def test_a_record_of_another_order_alone_does_not_replace_tiles(tmp_path: Path) -> None:
+    machine = catalog.resolve("x86-64-v4-amx")
+    tiles = schedules.with_weight_order(replace(LAYER, height=16, width=16), machine)
+    words = replace(tiles, weight_order="words")
+    assert tiles.weight_order == "fours"
+    for number, (times, wanted) in enumerate(
+        [({words: 1e-6}, "fours"), ({words: 1e-6, tiles: 2e-6}, "words")]
+    ):
+        folder = write(tmp_path / str(number), "x86-64-v4-amx", times)
+        known = records.load(machine, [folder], own=False)
+        assert schedules.with_weight_order(words, machine, known).weight_order == wanted
+
+
 def test_an_order_that_the_target_lacks_is_never_taken(tmp_path: Path) -> None:
     spec = schedules.with_weight_order(LAYER, HOPPER)
     folder = write(tmp_path, "cuda-sm90a", {spec: 1e-6})

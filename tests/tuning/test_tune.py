@@ -40,6 +40,7 @@ from bnncc.topi_binary.spec import (
     FewBitConv2d,
     Spec,
     Step,
+    from_json,
 )
 from bnncc.tuning import network
 from bnncc.tuning.cases import Case, make
@@ -81,6 +82,16 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def log_of(folder: Path) -> records.Log:
     return records.read(folder / NATIVE.family)
+
+
+@pytest.mark.skipif("amx_int8" not in NATIVE.features, reason="the CPU has no tiles")
+def test_workers_ask_for_tiles(tmp_path: Path) -> None:
+    layer = BinaryConv2d(1, 16, 16, 128, 64, (3, 3), pads=(1, 1, 1, 1), steps=(Step("threshold"),))
+    tasks = tasks_of([(Workload.of(schedules.with_weight_order(layer, NATIVE)).spec, 1)], NATIVE, 1)
+    assert [from_json(task.workload.spec).weight_order for task in tasks] == ["fours", "words"]
+    plan = Plan(trials=2, jobs=1, repeat_seconds=0.002)
+    Tuner(tasks, Setup(NATIVE), tmp_path, plan, QUIET).run()
+    assert all(task.best is not None for task in tasks)
 
 
 def test_records_are_metaschedules(tuned: Path) -> None:
