@@ -7,8 +7,8 @@ which takes longer to load, or come from the L2 cache, two vectors of channels s
 data, too. Other instructions take no time beside products if there are few enough of them
 (`software_pipeline`): weights are expanded a few products ahead, data a line ahead, and sums of a
 line are stored to memory and pass through the same epilogue as in other kernels while the next line
-is multiplied. Exact zeros in the data need no separate code; products of tiles that hold only
-padding are left out.
+is multiplied; in pointwise and dense layers, those of a run during the next run. Exact zeros in the
+data need no separate code; products of tiles that hold only padding are left out.
 
 `tile_choice` says which layers use this kernel, and why.
 """
@@ -39,7 +39,7 @@ from bnncc.schedules import (
 )
 from bnncc.schedules.intrin_amx import LOCAL, SUMS, TILE_BYTES, TILE_ROWS, Tile
 from bnncc.schedules.intrin_portable import WEIGHTS_OF_CODES
-from bnncc.schedules.intrin_x86 import SIGNS, SPREAD, Interleave
+from bnncc.schedules.intrin_x86 import SIGNS, SPREAD, WEIGHTS_OF_CODES_GFNI, Interleave
 from bnncc.schedules.space import Point, Space, with_threads
 from bnncc.schedules.templates.channel_tiles import Group
 from bnncc.schedules.tile_cuts import Cut
@@ -225,8 +225,12 @@ def _bytes(
     bounds: ranges.Bounds = {3: (0, count)} if count else {}
     sch = s_tir.Schedule(ranges.part(func, dict.fromkeys((*words, "data"), bounds), SHARED))
     n, high, wide, row, column, part, which, lane = sch.get_loops("data")
+    number = 3
     if in_rows:
         sch.reorder(row, column, n, high, wide, part, which, lane)
+    elif not words and not folds(spec):  # a block of channels is contiguous in memory
+        sch.reorder(part, which, row, column, lane)
+        number = 5
     for word in words:
         sch.compute_at(word, which)
     if folds(spec) and spec.width >= LANES:
@@ -239,7 +243,7 @@ def _bytes(
     if getattr(spec, "operands", "") == "bfloat16x3":
         sch.unroll(part)
     made = sch.mod["main"]
-    return made if rows is None else _moved(made, 3, 1, lambda _: start)
+    return made if rows is None else _moved(made, number, 1, lambda _: start)
 
 
 def _channels(
@@ -259,23 +263,24 @@ def _channels(
     count //= share.count if share is not None and share.axis == "o" else 1
     early = not in_tiles(spec) and count * each > FEW_STEPS
     sums = _sums(own, spec, target, chosen, end, early)
-    expanded = [] if early or in_tiles(spec) else [_panel(own, spec, end)]
+    expanded = [] if early or in_tiles(spec) else [_panel(own, spec, target, end)]
     full, rest = divmod(spec.out_channels, LANES)
     vectors = chosen.vectors
     group = Group(1, full, (rest,)) if end else Group(full // vectors, 0, (LANES,) * vectors)
-    parts = [sums, _results(own, spec, target, chosen, end)]
-    parts += nchw.transposed(own, spec, group, ORDER, count=chosen.lines.rows)
+    after = nchw.transposed(own, spec, group, ORDER, count=chosen.lines.rows)
+    by_run = not after and tile_cuts.by_run(chosen)
+    parts = [sums, _results(own, spec, target, chosen, end, by_run), *after]
     if share is not None:
         number, var = ORDER.index(share.axis), share.var
         parts = [_moved(part, number, share.count, lambda extent: var * extent) for part in parts]
     if early:
         number, own = ORDER.index("o"), each // chosen.lines.chunks
-        kept: software_pipeline.Kept = "none"
         distance = min(SHORT_AHEAD if own <= SHORT else AHEAD, own - 1)
-        if vectors > 1:
-            kept = "group"
-        elif each <= FEW_STEPS:
+        kept: software_pipeline.Kept = "none"
+        if vectors == 1 and each <= FEW_STEPS:
             kept, distance = "all", FEW_STEPS
+        elif vectors > 1 and each <= tile_cuts.KEPT:
+            kept = "group"
         numbers = range(number, number + 2)
         first, parts[0] = software_pipeline.ahead(parts[0], numbers, distance, kept, vectors)
         expanded = [first]
@@ -283,23 +288,26 @@ def _channels(
         later, start = data
         number, rows = ORDER.index("h"), chosen.lines.step
         parts[0] = software_pipeline.alongside(parts[0], later, number, rows, start)
-    return [*expanded, *software_pipeline.behind(parts, len(ORDER), vectors)]
+    windows = chosen.windows if by_run else chosen.lines.places
+    shared = len(ORDER) + 2 * by_run
+    return [*expanded, *software_pipeline.behind(parts, shared, windows, vectors)]
 
 
-def _panel(func: tirx.PrimFunc, spec: Layer, end: str) -> tirx.PrimFunc:
+def _panel(func: tirx.PrimFunc, spec: Layer, target: TargetSpec, end: str) -> tirx.PrimFunc:
     """Schedule the expansion of weights to bytes."""
     sch = s_tir.Schedule(ranges.part(func, {f"panel{end}": {}}, SHARED))
-    _expand(sch, spec, f"panel{end}")
+    _expand(sch, spec, target, f"panel{end}")
     return sch.mod["main"]
 
 
-def _expand(sch: s_tir.Schedule, spec: Layer, panel: str) -> None:
+def _expand(sch: s_tir.Schedule, spec: Layer, target: TargetSpec, panel: str) -> None:
     """Apply the instructions that expand weights."""
     last = sch.get_loops(panel)[-1]
     if isinstance(spec, BinaryConv2d):
         sch.tensorize(last, SIGNS.register())
     elif getattr(spec, "method", "") == "packed":
-        sch.tensorize(last, WEIGHTS_OF_CODES[cast("FewBitConv2d", spec).weight_bits].register())
+        pairs = WEIGHTS_OF_CODES_GFNI if "gfni" in target.features else WEIGHTS_OF_CODES
+        sch.tensorize(last, pairs[cast("FewBitConv2d", spec).weight_bits].register())
     else:
         sch.vectorize(last)
 
@@ -338,7 +346,7 @@ def _sums(
     sch.annotate(step, software_pipeline.STEP, 1)
     if early:
         sch.compute_at(panel, inner)
-        _expand(sch, spec, panel)
+        _expand(sch, spec, target, panel)
     sch.reverse_compute_at(total, run)
     *_, other, places, _ = sch.get_loops(total)
     again, stored = sch.split(places, [chosen.tiles, chosen.rows])
@@ -359,6 +367,8 @@ def _sums(
     if chosen.vectors > 1:
         channel_tiles.unrolled(sch, (each, vector, other, *vectors))
     sch.annotate(tile, PRODUCTS, 1)
+    if chosen.runs > 1:
+        sch.annotate(run, prefetch.REPEATED, 1)
     if chosen.filled < chosen.runs * chosen.tiles and chosen.runs <= tile_cuts.UNEVEN:
         sch.unroll(run)
         for loop in (first, tile, again):
@@ -431,9 +441,12 @@ def _with_loops(func: tirx.PrimFunc, visit: Callable[[tirx.For], tirx.For]) -> t
 
 
 def _results(
-    func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut, end: str
+    func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut, end: str, by_run: bool
 ) -> tirx.PrimFunc:
-    """Schedule the epilogue: loops over images, lines, vectors of channels, rows and columns."""
+    """Schedule the epilogue: loops over images, lines, vectors of channels, rows and columns.
+
+    If `by_run`, columns are split into the runs, whose sums have one chunk.
+    """
     out, lines = f"out{end}", chosen.lines
     sch = s_tir.Schedule(ranges.part(func, {out: {}}, (*SHARED, *epilogue.BLOCKS)))
     n, h, w, o = sch.get_loops(out)
@@ -442,6 +455,10 @@ def _results(
     if folds(spec):
         sch.reorder(n, line, o, vector, row, w)
         sch.fuse(vector, row)
+    elif by_run:
+        run, w = sch.split(w, [chosen.runs, chosen.windows])
+        sch.reorder(n, line, o, run, row, w, vector)
+        sch.add_unit_loop(run)
     else:  # a row of results is written at once
         sch.reorder(n, line, o, row, w, vector)
     epilogue.vectorize(sch, sch.get_sblock(out), spec.out_channels, target)

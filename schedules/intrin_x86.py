@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import Intrinsic, Operand, Pair, TensorPair, imported, lanes
 from bnncc.schedules.intrin_portable import (
+    WEIGHTS_OF_CODES,
     Dot,
     code_pairs,
     dot_add,
@@ -23,6 +24,7 @@ from bnncc.topi_binary import quantization
 from bnncc.topi_binary.definitions.blocks import bit, int64
 from bnncc.topi_binary.definitions.byte_products import half_of_pixel
 from bnncc.topi_binary.definitions.terms import signed, to_bfloat16
+from bnncc.topi_binary.few_bit_data import CODES
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import Conv2d
 
@@ -474,3 +476,39 @@ def _spread(lanes: int, signed: bool) -> TensorPair:
 SPREAD = {(lanes, signed): _spread(lanes, signed) for lanes in (32, 64) for signed in (False, True)}
 """By lanes, and whether there are signs: expand bits to bytes, +1 and 0, or +1 and -1; those that a
 second word does not keep become 0."""
+
+
+def _weights_of_codes(width: int) -> TensorPair:
+    """Return the pair that decodes packed weights, a vector of them per instruction.
+
+    ``vgf2p8affineqb`` multiplies each byte by a matrix of bits and inverts some bits of the
+    product. Each bit of a weight is a bit of its code, inverted or not, or is always the same.
+    """
+    portable, size = WEIGHTS_OF_CODES[width], 4 * LANES
+    kind = f"int8x{size}"
+    step, first = CODES[width]
+
+    def matrix(place: int) -> int:
+        """Return the matrix: byte 7 - i holds the bits of a code byte that bit i depends on."""
+        made = 0
+        for source in range(width):
+            changed = first ^ ((step << source) + first)
+            for i in range(8):
+                made |= (changed >> i & 1) << (8 * (7 - i) + width * place + source)
+        return made - (made >> 63 << 64)
+
+    def row(codes: Expr, place: int) -> Expr:
+        bits = T.reinterpret(kind, T.Broadcast(T.int64(matrix(place)), size // 8))
+        return T.call_llvm_pure_intrin(
+            kind, "llvm.x86.vgf2p8affineqb.512", codes, bits, T.int8(first)
+        )
+
+    def impl(word: Any, made: Any) -> list[tuple[Expr, Expr]]:
+        codes = T.bind(T.reinterpret(kind, word[T.Ramp(0, 1, LANES)]))
+        return [((place, T.Ramp(0, 1, size)), row(codes, place)) for place in range(8 // width)]
+
+    return replace(portable, name=f"gfni_{portable.name}", feature="gfni", impl=impl)
+
+
+WEIGHTS_OF_CODES_GFNI = {width: _weights_of_codes(width) for width in CODES}
+"""By bits per code: `WEIGHTS_OF_CODES` with one instruction per row."""

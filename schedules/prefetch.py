@@ -21,12 +21,16 @@ from bnncc.schedules import epilogue, ranges
 from bnncc.schedules.expressions import of_kind
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.build import first_step_input
+from bnncc.topi_binary.definitions.blocks import int64
 from bnncc.topi_binary.definitions.byte_products import Layer
 from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
 
 AHEAD = 4096
 """Bytes between what is read and what is prefetched: on Emerald Rapids, 1,024 are too few, and
 8,192 are no better."""
+
+REPEATED = "bnncc_repeated"
+"""Annotation of a loop each of whose iterations reads the same weights."""
 
 _READ, _ALL_LEVELS, _DATA = 0, 3, 1  # of `llvm.prefetch`
 
@@ -75,13 +79,23 @@ def weights(func: tirx.PrimFunc, spec: Layer, target: TargetSpec) -> tirx.PrimFu
         return func
     views = ranges.views(func, [func.params[spec.weight_position]])
 
-    def visit(block: s_tir.SBlock) -> s_tir.SBlock:
-        read = next((region for region in block.reads if region.source in views), None)
-        if read is None or of_kind(block.body, s_tir.SBlock):
-            return block
-        return _with_hints(block, [_beyond(read, -1, AHEAD // _item_bytes(read))])
+    def hinted(stmt: tirx.Stmt, test: Any = None) -> tirx.Stmt:
+        def visit(block: s_tir.SBlock) -> s_tir.SBlock:
+            read = next((region for region in block.reads if region.source in views), None)
+            if read is None or of_kind(block.body, s_tir.SBlock):
+                return block
+            return _with_hints(block, [_beyond(read, -1, AHEAD // _item_bytes(read))], test)
 
-    return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlock, visit)))
+        return tvm_ffi.structural_map(stmt, (s_tir.SBlock, visit))
+
+    def once(loop: tirx.For) -> tirx.For:
+        if REPEATED not in loop.annotations:
+            return loop
+        return ranges.looped(loop, hinted(loop.body, tirx.EQ(loop.loop_var, int64(0))))
+
+    if any(REPEATED in loop.annotations for loop in of_kind(func.body, tirx.For)):
+        return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, once)))
+    return func.with_body(hinted(func.body))
 
 
 def next_rows(func: tirx.PrimFunc, spec: Layer, target: TargetSpec) -> tirx.PrimFunc:
@@ -123,6 +137,10 @@ def _beyond(region: tirx.BufferRegion, axis: int, count: int) -> Any:
     return tirx.address_of(region.source[tuple(where)])
 
 
-def _with_hints(block: s_tir.SBlock, addresses: Sequence[Any]) -> s_tir.SBlock:
-    body = ranges.sequence([*map(hint, addresses), block.body])
+def _with_hints(block: s_tir.SBlock, addresses: Sequence[Any], test: Any = None) -> s_tir.SBlock:
+    """Add hints to a block, which are executed if `test` holds."""
+    hints = [hint(address) for address in addresses]
+    if test is not None:
+        hints = [tirx.IfThenElse(test, one, None) for one in hints]
+    body = ranges.sequence([*hints, block.body])
     return ranges.changed_block(block, body=body)

@@ -147,7 +147,8 @@ def _at_step(
         return tirx.SeqStmt([_at_step(some, outer, changed) for some in stmt.seq])
     if STEP in stmt.annotations:
         return changed(outer, stmt)
-    return ranges.looped(stmt, _at_step(stmt.body, [*outer, stmt], changed))
+    body = _at_step(stmt.body, [*outer, stmt], changed)
+    return ranges.looped(stmt, body, stmt.annotations)
 
 
 def _first(loop: tirx.For) -> Any:
@@ -191,17 +192,21 @@ def _in_ring(
     return made
 
 
-def behind(parts: Sequence[tirx.PrimFunc], shared: int, vectors: int = 1) -> list[tirx.PrimFunc]:
+def behind(
+    parts: Sequence[tirx.PrimFunc], shared: int, windows: int, vectors: int = 1
+) -> list[tirx.PrimFunc]:
     """Merge sums and their results; results are computed while the next sums are.
 
     Parameters
     ----------
     parts : sequence of tirx.PrimFunc
         Single loop nests with the same outer loops. The first one stores sums; inside is a loop
-        over runs, and in that one with the annotation `STEP`. The second one, which has a loop over
+        with the annotation `STEP`, perhaps in one over runs. The second one, which has a loop over
         rows and one over columns inside, computes results from the sums. Others follow it.
     shared : int
         Number of outer loops.
+    windows : int
+        Windows per iteration of them.
     vectors : int, default 1
         Vectors of channels per iteration of them.
 
@@ -217,15 +222,16 @@ def behind(parts: Sequence[tirx.PrimFunc], shared: int, vectors: int = 1) -> lis
     outer, sums = ranges.opened(nests[0], shared)
     later = [ranges.opened(nest, shared) for nest in nests[1:]]
     tensor = _sums_of(sums, roots[0])
-    *_, chunks, windows, lanes = tensor.shape
-    shape = int64(2), int64(vectors), chunks, windows, lanes
+    *_, chunks, every, lanes = tensor.shape
+    shape = int64(2), int64(vectors), chunks, int64(windows), lanes
     held = tirx.decl_buffer(shape, tensor.dtype, "held")
     number, total = _number_of(outer)
 
     def in_slot(stmt: tirx.Stmt, turn: Any) -> tirx.Stmt:
         def where(indices: Sequence[Any]) -> list[Any]:
             *_, vector, chunk, window, lane = indices
-            return [turn % 2, vector % vectors, chunk, window, lane]
+            own = window % windows if windows < int(every) else window
+            return [turn % 2, vector % vectors, chunk, own, lane]
 
         return _replaced(stmt, tensor, held, where)
 
@@ -251,7 +257,7 @@ def behind(parts: Sequence[tirx.PrimFunc], shared: int, vectors: int = 1) -> lis
         steps.append(tirx.IfThenElse(number > 0, finished(which, before, number + 1), None))
     merged = ranges.sequence(steps)
     for loop in reversed(outer):
-        merged = ranges.looped(loop, merged)
+        merged = ranges.looped(loop, merged, loop.annotations)
     last = [finished(which, _places(outer, total - 1), total + 1) for which in range(len(later))]
     tensors = [one for root in roots for one in root.alloc_buffers if not one.same_as(tensor)]
     tensors = [held, *dict.fromkeys(tensors)]

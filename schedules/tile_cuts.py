@@ -21,6 +21,7 @@ from bnncc.topi_binary.definitions.byte_products import (
     Lines,
     blocks_per_group,
     folds,
+    in_tiles,
     products_of,
 )
 from bnncc.topi_binary.definitions.taps import flattened
@@ -45,13 +46,9 @@ BLOCKED, BLOCKED_STEPS = 64, 4
 """Windows and steps from which two vectors of channels share each tile of data of a pointwise
 layer."""
 
-CHUNK, DEEP = 16, 8
-"""Maximum number of steps whose weights stay in the L1 cache, for two vectors; steps from which the
-expansion of weights takes longer than sums from the L2 cache."""
-
-EXPANDED = 40.0
-"""Measured cycles: more per line, for each vector beyond the first, if weights are expanded in the
-first run of a line and kept for the others."""
+CHUNK, DEEP, KEPT = 16, 8, 12
+"""Steps of two vectors whose weights stay in the L1 cache: at most; at least, if they are a part of
+all; and at most if they are expanded there. For more it takes less time to expand them again."""
 
 MAX_WINDOWS, DATA_SHARE = 1024, 0.5
 """Windows per line up to which such a layer has long lines, and maximum fraction of the L2 cache
@@ -156,6 +153,8 @@ def _vectors(spec: Layer) -> int:
 def _chunk(spec: Layer) -> int:
     """Return the steps per chunk of a pointwise layer whose vectors share data."""
     steps = _steps(spec)
+    if not in_tiles(spec):  # they are expanded for each run
+        return steps
     return next(size for size in range(min(CHUNK, steps), 0, -1) if steps % size == 0)
 
 
@@ -204,7 +203,6 @@ def _cuts(
                 runs, last = runs + 1, 0
             cycles = runs * max(count * vectors * tile + more, LEAST_CYCLES)
             cycles += max(last * vectors * tile + more, LEAST_CYCLES) * (last > 0)
-            cycles += blocked * EXPANDED * (vectors - 1)
             cycles *= (1 + LONG * min(share, 1)) * (1 - zero(lines, min(count, filled)))
             cycles *= height // lined
             yield cycles, (lined, rows, count, lines.width, lines.together)
@@ -225,6 +223,17 @@ def _lines(spec: Layer, lined: int, rows: int) -> Iterator[Lines]:
     together, rest = divmod(rows - wide, pitch)
     if together > 0 == rest:
         yield Lines(spec, lined, width=rows, together=together + 1)
+
+
+def by_run(chosen: Cut) -> bool:
+    """Return whether the results of a run can be computed during the next one, and should be.
+
+    Two runs of sums fit into the L1 cache; those of two lines may not.
+    """
+    lines = chosen.lines
+    rows = lines.layer.output_hw[0]
+    plain = lines.chunks == 1 and math.prod(lines.spec.kernel) == 1 and not folds(lines.layer)
+    return plain and rows == lines.count and _steps(lines.spec) >= BLOCKED_STEPS
 
 
 def rows_of(chosen: Cut, number: int) -> list[int]:

@@ -17,9 +17,12 @@ _X86_TRIPLE = "x86_64-unknown-linux-gnu"
 _V2 = ("cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3")
 _V3 = (*_V2, "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
-_AMX = ("avx512_vpopcntdq", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
+_AMX = (
+    "avx512_vpopcntdq", "avx512_vnni", "avx512_bf16", "gfni", "amx_tile", "amx_int8", "amx_bf16",
+)  # fmt: skip
 _AMX_MATTR = (
-    "+avx512vpopcntdq", "+avx512vnni", "+avx512bf16", "+amx-tile", "+amx-int8", "+amx-bf16",
+    "+avx512vpopcntdq", "+avx512vnni", "+avx512bf16", "+gfni", "+amx-tile", "+amx-int8",
+    "+amx-bf16",
 )  # fmt: skip
 
 _ARM64 = TargetSpec(

@@ -95,6 +95,7 @@ FEW_BIT = FewBitConv2d(
 FLOATS = Conv2d(1, 9, 8, 320, 64, (1, 1), operands="bfloat16", packed=2, apart=True, steps=STORED)
 POINTWISE: dict[str, byte_products.Layer] = {
     "2-bit weights": FEW_BIT,
+    "1-bit weights, few steps": replace(FEW_BIT, n=150, channels=320, weight_bits=1),
     "8-bit weights, pixels of images": replace(
         FEW_BIT, n=2, height=16, width=14, channels=256, method="bytes", weight_bits=8, rank=4
     ),
@@ -123,3 +124,14 @@ def test_vectors_share_data_of_pointwise_layers(target: str, threads: int) -> No
             assert not case.difference([one.numpy() for one in outputs])
 
     with_two_threads(checked)
+
+
+def test_memory_for_sums_does_not_grow_with_rows() -> None:
+    """Two runs of sums are kept, not two of all rows."""
+    held = {}
+    for rows in (64, 512):
+        spec = replace(FEW_BIT, n=rows, out_channels=96)
+        func = schedule(define(spec), catalog.resolve("x86-64-v4-amx"), 1)
+        (tensor,) = (one for one in func.body.block.alloc_buffers if one.name == "held")
+        held[rows] = [*map(int, tensor.shape)]
+    assert held[64] == held[512] == [2, 2, 1, 32, 16]

@@ -42,7 +42,7 @@ def hinted(spec: Spec, target: str) -> list[tuple[int, list[int]]]:
     views = [ranges.views(func, [param]) for param in func.params]
     found = []
     for block in of_kind(func.body, s_tir.SBlock):
-        for stmt in ranges.statements(block.body):
+        for stmt in map(certain, ranges.statements(block.body)):
             if not isinstance(stmt, tirx.Evaluate) or "prefetch" not in str(stmt.value):
                 continue
             (load,) = stmt.value.args[0].args
@@ -52,6 +52,11 @@ def hinted(spec: Spec, target: str) -> list[tuple[int, list[int]]]:
             ends = zip(load.indices, region, strict=True)
             found.append((number, [int(Analyzer().simplify(at - r.min)) for at, r in ends]))
     return found
+
+
+def certain(stmt: tirx.Stmt) -> tirx.Stmt:
+    """Return the statement that a condition guards, or the statement itself."""
+    return stmt.then_case if isinstance(stmt, tirx.IfThenElse) else stmt
 
 
 @pytest.mark.parametrize(
@@ -69,6 +74,20 @@ def test_weights_of_dense_layers(spec: Any, target: str) -> None:
         assert number == spec.weight_position
         assert 4 * distance[-1] == prefetch.AHEAD
         assert not any(distance[:-1])
+
+
+def test_weights_that_are_read_again() -> None:
+    """Weights on tiles are read again for every run of rows, and prefetched for the first one."""
+    func = schedules.schedule(define(TILES), catalog.resolve("x86-64-v4-amx"), 1)
+    runs = [x for x in of_kind(func.body, tirx.For) if prefetch.REPEATED in x.annotations]
+    guarded = of_kind(func.body, tirx.IfThenElse)
+    found = [x for x in guarded if isinstance(x.then_case, tirx.Evaluate)]
+    assert not runs  # they have done their work
+    assert found
+    for test in found:
+        assert int(test.condition.b) == 0
+        (loop,) = (x for x in of_kind(func.body, tirx.For) if x.loop_var.same_as(test.condition.a))
+        assert int(loop.extent) == TILES.n // 32  # two tiles of 16 rows
 
 
 def test_rows_of_an_epilogue() -> None:
