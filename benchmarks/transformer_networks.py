@@ -48,6 +48,8 @@ class Shape:
     past: int | str = 0
     """Tokens in the key/value cache, which are inputs; 0 for no cache."""
     batch: int | str = 1
+    cache: int = TensorProto.FLOAT
+    """Type of the cache; attention computes in float32."""
 
     @property
     def size(self) -> int:
@@ -83,6 +85,10 @@ class Transformer(Builder):
         self.shape = shape
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[tuple[str, Sequence[int | str]]] = []
+
+    def _kind(self, output: int) -> int:
+        """Return the type of an output: caches follow the first one."""
+        return self.shape.cache if output else TensorProto.FLOAT
 
     # ---- parts ------------------------------------------------------------------------------
 
@@ -176,10 +182,12 @@ class Transformer(Builder):
         s = self.shape
         if not s.past:
             return x
-        past = self.given(f"past_{kind}_{layer}", [s.batch, s.shared, s.past, s.size])
-        out = self.op("Concat", past, x, axis=2)
+        past = self.given(f"past_{kind}_{layer}", [s.batch, s.shared, s.past, s.size], s.cache)
+        narrow = s.cache != TensorProto.FLOAT
+        new = self.op("Cast", x, to=s.cache) if narrow else x
+        out = self.op("Concat", past, new, axis=2)
         self.outputs.append((out, [s.batch, s.shared, s.whole, s.size]))
-        return out
+        return self.op("Cast", out, to=TensorProto.FLOAT) if narrow else out
 
     def attend(self, q: str, k: str, v: str, mask: str | None) -> str:
         """Return the values that queries find by keys."""
@@ -326,7 +334,8 @@ class Transformer(Builder):
         self.outputs.insert(0, (x, [s.batch, s.tokens, s.hidden]))
         graph = helper.make_graph(
             self.nodes, self.name, self.inputs,
-            [helper.make_tensor_value_info(n, TensorProto.FLOAT, d) for n, d in self.outputs],
+            [helper.make_tensor_value_info(n, self._kind(i), d)
+             for i, (n, d) in enumerate(self.outputs)],
             self.inits,
         )  # fmt: skip
         opsets = [helper.make_opsetid("", OPSET)]

@@ -40,7 +40,7 @@ def matmul(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) ->
     if first[:-2] != second[:-2]:
         return None
     left, right = (shape_of(arg) for arg in args)
-    (a, a_at), (b, b_at) = (source_of(arg, bb) for arg in args)
+    (a, a_at), (b, b_at) = (source_of(arg, bb, widening=True) for arg in args)
     many = not isinstance(left[-2], int) or left[-2] >= FEW_ROWS
     if b is not args[1] and many:
         axis = axis_of_last(b_at, right)
@@ -59,7 +59,7 @@ def matmul(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) ->
         def total(*at: Expr) -> Expr:
             *batch, row, column = (at[order.index(axis)] for axis in range(len(at)))
             one, other = a_at([*batch, row, k]), b_at([*batch, k, column])
-            return te.sum(x(*one) * y(*other), axis=k)
+            return te.sum(_single(x(*one)) * _single(y(*other)), axis=k)
 
         extents = [*rows, columns]
         return te.compute([extents[axis] for axis in order], total, name="product")
@@ -70,6 +70,10 @@ def matmul(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) ->
     if order == [*range(len(order))]:
         return made
     return relax.op.permute_dims(made, inverse(order))
+
+
+def _single(value: Expr) -> Expr:
+    return value if str(value.ty.dtype) == "float32" else value.astype("float32")
 
 
 def transpose(

@@ -14,6 +14,7 @@ from tvm import relax, tirx
 from tvm.ir import Range
 from tvm.sym import Analyzer
 
+from bnncc.ir.halves import KINDS
 from bnncc.schedules.expressions import depends
 
 Expr = Any
@@ -43,18 +44,32 @@ def axis_of_last(place: IndexFunction, shape: Sequence[Any]) -> int | None:
     return axes[0]
 
 
-def source_of(expr: Expr, bb: relax.BlockBuilder) -> tuple[Expr, IndexFunction]:
-    """Return the tensor of which an expression is a view, and the index function of the view."""
+def source_of(
+    expr: Expr, bb: relax.BlockBuilder, widening: bool = False
+) -> tuple[Expr, IndexFunction]:
+    """Return the tensor of which an expression is a view, and the index function of the view.
+
+    With `widening`, float32 numbers are also a view of a float16 or bfloat16 tensor.
+    """
     made = bb.lookup_binding(expr) if isinstance(expr, relax.Var) else None
     name = str(getattr(getattr(made, "op", None), "name", ""))
     rule = _VIEWS.get(name)
+    if widening and rule is None and _widens(made):
+        return source_of(made.args[0], bb)
     if made is None or rule is None or (view := rule(made)) is None:
         return expr, same
     outer: IndexFunction = view
-    source, inner = source_of(made.args[0], bb)
+    source, inner = source_of(made.args[0], bb, widening)
     if rule is _reshaped and source.same_as(made.args[0]) and _mixes(made):
         return expr, same  # the same memory, with simpler indices
     return source, lambda at: inner(outer(at))
+
+
+def _widens(made: Expr) -> bool:
+    """Return whether an expression casts numbers of 16 bits to float32."""
+    if not isinstance(made, relax.Call) or made.op != tvm.ir.Op.get("relax.astype"):
+        return False
+    return str(made.ty.dtype) == "float32" and str(made.args[0].ty.dtype) in KINDS
 
 
 def permuted(expr: Expr, bb: relax.BlockBuilder) -> tuple[Expr, list[int]] | None:

@@ -11,9 +11,16 @@ evaluate the effects of rounding.
     after:  y = bnncc.Narrow(x)
 
 If nothing is computed in half precision, a Cast to it is a rounding, which generated code performs.
+
+    before: present = Concat(past, new)              past, present: float16, of the network
+    after:  h = Cast(new.wide) to float16; present = Concat(past, h); present.wide = Cast(present)
+
+Key/value caches stay as they are in memory, so that a network can write new rows in place.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 from onnx import TensorProto
@@ -50,6 +57,7 @@ def widen(graph: Graph) -> None:
     if not any(kind.dtype in KINDS for kind in graph.types.values()):
         return
     halves = {name: kind.dtype for name, kind in graph.types.items() if kind.dtype in KINDS}
+    caches = _caches(graph, halves)
     alone = _only_cast(graph, halves)
     held: dict[str, str] = {}
     nodes: list[Node] = []
@@ -72,6 +80,9 @@ def widen(graph: Graph) -> None:
         made = [o for o in node.outputs if o in halves]
         if node.op in _OWN or (node.op == "CastLike" and node.inputs[1] in halves):
             nodes += _in_own_type(node, graph, halves, held)
+            continue
+        if node.outputs[0] in caches:
+            nodes += _in_memory(node, graph, halves, held, caches)
             continue
         kinds = {halves[i] for i in node.inputs if i in halves}
         source = graph.types[node.inputs[0]].dtype if node.inputs else ""
@@ -97,10 +108,34 @@ def widen(graph: Graph) -> None:
             node.outputs = [raw if o == name else o for o in node.outputs]
         nodes += [node, *after]
     for name in graph.outputs:
-        if name in halves and name not in graph.inputs:
+        if name in halves and name not in graph.inputs and name not in caches:
             _give_back(name, halves[name], held, graph, nodes)
     graph.nodes = nodes
     graph.prune()
+
+
+def _caches(graph: Graph, halves: Mapping[str, str]) -> set[str]:
+    """Return half-precision outputs that continue an input, and what is between the two.
+
+    That is a Concat of the input and one other tensor, a ScatterND into the input, or a ScatterND
+    into such a Concat, which nothing else reads; each may have an Identity behind it.
+    """
+    found: set[str] = set()
+    for node in graph.nodes:
+        over = node.inputs[0] if node.inputs else ""
+        starts = node.op in ("Concat", "ScatterND") and over in graph.inputs
+        continues = node.op in ("ScatterND", "Identity") and over in found
+        if node.outputs[0] in halves and (starts or continues):
+            found.add(node.outputs[0])
+    kept: set[str] = set()
+    readers = graph.consumers()
+    for node in graph.nodes[::-1]:
+        name = node.outputs[0]
+        ends = [reader.op for reader in readers.get(name, []) if reader.outputs[0] in kept]
+        alone = len(readers.get(name, [])) == 1
+        if name in found and (name in graph.outputs or "Identity" in ends or (ends and alone)):
+            kept.add(name)
+    return kept
 
 
 def _only_cast(graph: Graph, halves: dict[str, str]) -> set[str]:
@@ -136,6 +171,25 @@ def _give_back(name: str, kind: str, held: dict[str, str], graph: Graph, nodes: 
     if name in graph.constants:
         return
     nodes.append(Node("Cast", [held[name]], [name], {"to": _CODES[kind]}, name))
+
+
+def _in_memory(
+    node: Node, graph: Graph, halves: Mapping[str, str], held: dict[str, str], caches: set[str]
+) -> list[Node]:
+    """Return a node that makes a cache in its own type, and a widened copy for its readers."""
+    before, name = [], node.outputs[0]
+    as_they_are = {*graph.inputs, *graph.constants, *caches}
+    for k, given in enumerate(node.inputs):
+        if given in halves and given not in as_they_are:
+            narrow = graph.fresh(f"{given}.narrow")
+            graph.types[narrow] = TensorType(graph.types[given].shape, halves[given])
+            to = {"to": _CODES[halves[given]]}
+            before.append(Node("Cast", [held[given]], [narrow], to, node.name))
+            node.inputs[k] = narrow
+    wide = held[name] = graph.fresh(f"{name}.wide")
+    graph.types[wide] = TensorType(graph.types[name].shape, "float32")
+    widened = Node("Cast", [name], [wide], {"to": TensorProto.FLOAT}, node.name)
+    return [*before, node, widened]
 
 
 def _in_own_type(

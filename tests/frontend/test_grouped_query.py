@@ -168,15 +168,17 @@ def block(
     batch: int | str = 2,
     tokens: int | str = 1,
     masked: bool = True,
+    dtype: str = "float32",
 ) -> onnx.ModelProto:
     """Return attention with a residual between ternary linear layers.
 
-    If it is not `masked`, all sequences are as long as `mask`.
+    If it is not `masked`, all sequences are as long as `mask`. Attention computes in `dtype`.
     """
+    kind = TensorProto.DataType.Value(dtype.replace("32", "").upper())
     net = Net(17, seed=1)
     net.domains["com.microsoft"] = 1
     x = net.input("x", [batch, tokens, HIDDEN])
-    olds = [net.input(name, [batch, SHARED, past, SIZE]) for name in PAIRS]
+    olds = [net.input(name, [batch, SHARED, past, SIZE], kind) for name in PAIRS]
     mask = net.input("mask", [batch, whole], TensorProto.INT64)
 
     def linear(x: str, units: int) -> str:
@@ -195,18 +197,19 @@ def block(
         rows = net.op("Shape", x, start=0, end=1)
         ends = net.op("Expand", net.op("Sub", longest, one), rows)
     ends, longest = (net.op("Cast", n, to=TensorProto.INT32) for n in (ends, longest))
-    operands = [linear(x, n * SIZE) for n in (HEADS, SHARED, SHARED)]
-    tables = [net.const(f(ANGLES)) for f in (np.cos, np.sin)]
+    operands = [net.op("Cast", linear(x, n * SIZE), to=kind) for n in (HEADS, SHARED, SHARED)]
+    tables = [net.const(f(ANGLES), np.dtype(dtype).type) for f in (np.cos, np.sin)]
     node = helper.make_node(
         "GroupQueryAttention", [*operands, *olds, ends, longest, *tables],
         ["attended", *PAIRS.values()], "gqa", domain="com.microsoft", num_heads=HEADS,
         kv_num_heads=SHARED, do_rotary=1,
     )  # fmt: skip
     net.nodes.append(node)
-    net.output(net.op("Add", x, linear("attended", HIDDEN)), *PAIRS.values())
+    made = linear(net.op("Cast", "attended", to=TensorProto.FLOAT), HIDDEN)
+    net.output(net.op("Add", x, made), *PAIRS.values())
     model = net.model(check=False)
-    for value in model.graph.output:
-        value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, None))
+    for value, one in zip(model.graph.output, (TensorProto.FLOAT, kind, kind), strict=True):
+        value.CopyFrom(helper.make_tensor_value_info(value.name, one, None))
     return model
 
 
@@ -217,7 +220,7 @@ ROOM = 12
 def decoded(model: onnx.ModelProto, artifact: bnncc.Artifact, lengths: list[int]) -> None:
     """Compare three steps with ONNX Runtime; caches are written to the memory that they are in."""
     batch, longest, rng = len(lengths), max(lengths), np.random.default_rng(0)
-    held = buffers(batch)
+    held = buffers(batch, artifact.inputs[1].dtype)
     for array in held.values():
         array[...] = np.nan
         array[:, :, :longest] = rng.standard_normal((batch, SHARED, longest, SIZE))
@@ -229,8 +232,8 @@ def decoded(model: onnx.ModelProto, artifact: bnncc.Artifact, lengths: list[int]
         step(model, artifact, {**olds, "mask": mask.astype(np.int64)}, places, lengths)
 
 
-def buffers(batch: int) -> dict[str, Array]:
-    return {name: aligned_empty((batch, SHARED, ROOM, SIZE), "float32") for name in PAIRS}
+def buffers(batch: int, dtype: str = "float32") -> dict[str, Array]:
+    return {name: aligned_empty((batch, SHARED, ROOM, SIZE), dtype) for name in PAIRS}
 
 
 def step(
@@ -254,16 +257,22 @@ def step(
             mine, theirs = ([a[0][b, :length], *(c[b, :, :length] for c in a[1:])]
                             for a in (made, wanted))  # fmt: skip
             for array, right in zip(mine, theirs, strict=True):
-                np.testing.assert_allclose(array, right, rtol=1e-5, atol=1e-5)
+                limit = 1e-5 if feeds["past_key"].dtype == np.float32 else 2e-2
+                np.testing.assert_allclose(array, right, rtol=limit, atol=limit)
+
+
+HALF = {"past": "past", "whole": "past+1", "batch": "batch", "dtype": "float16"}
 
 
 @pytest.mark.parametrize(
     ("sizes", "bounds", "batches"),
     [
+        (HALF, {}, [[5, 3], [4]]),
+        ({**HALF, "batch": 1, "masked": False}, {"past": ROOM}, [[5]]),
         ({"past": "past", "whole": "past+1", "batch": "batch"}, {}, [[5, 3], [4]]),
         ({"past": "past", "whole": "past+1", "batch": 1, "masked": False}, {"past": ROOM}, [[5]]),
     ],
-    ids=["padded", "not padded"],
+    ids=["padded float16", "not padded float16", "padded", "not padded"],
 )
 def test_a_block_with_caches_that_grow(
     sizes: dict[str, Any],
@@ -281,11 +290,12 @@ def test_a_block_with_caches_that_grow(
     assert calls.names == ["main", "in place"] * 3 * len(batches)
 
 
-def test_a_block_with_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_block_with_a_buffer(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes a prompt, padded for one sequence, and single tokens."""
-    model = block(past=ROOM, whole="whole", tokens="tokens")
+    model = block(past=ROOM, whole="whole", tokens="tokens", dtype=dtype)
     artifact = bnncc.compile(model, threads=1, max_dims={"whole": ROOM}, in_place=PAIRS)
-    calls, held = Calls(artifact, monkeypatch), buffers(2)
+    calls, held = Calls(artifact, monkeypatch), buffers(2, dtype)
     for array in held.values():
         array[...] = 0
     lengths = [6, 4]

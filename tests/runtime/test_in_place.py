@@ -13,6 +13,7 @@ from bnncc.cli import main as cli
 from bnncc.errors import BnnccError, InputError, UsageError
 from bnncc.runtime.session import aligned_empty
 from tests.collection.builder import Net
+from tests.kernel_harness import HERE
 
 HEADS, SHARED, DEPTH, ROOM = 4, 2, 16, 12
 PAIRS = {"past_k": "present_k", "past_v": "present_v"}
@@ -53,12 +54,37 @@ def decoder(past: int | str = "P", tokens: int | str = 1) -> onnx.ModelProto:
     return model
 
 
-def buffers(rows: int = ROOM) -> dict[str, np.ndarray]:
+def buffers(rows: int = ROOM, dtype: str = "float32") -> dict[str, np.ndarray]:
     """Return memory for caches, by input; rows that are not used are NaN."""
-    made = {name: aligned_empty((1, SHARED, rows, DEPTH), "float32") for name in PAIRS}
+    made = {name: aligned_empty((1, SHARED, rows, DEPTH), dtype) for name in PAIRS}
     for array in made.values():
         array[...] = np.nan
     return made
+
+
+def with_half_caches(model: onnx.ModelProto, kind: str) -> onnx.ModelProto:
+    """Return a model in which only the caches, and what is appended to them, are of 16 bits."""
+    graph, code = model.graph, onnx.TensorProto.DataType.Value(kind.upper())
+    for info in [*graph.input, *graph.output]:
+        if info.name in {*PAIRS, *PAIRS.values()}:
+            info.type.tensor_type.elem_type = code
+    nodes = []
+    for node in graph.node:
+        made = node.output[0]
+        wide = [f"{name}.wide" if name in PAIRS.values() else name for name in node.input]
+        node.input[:] = wide
+        if made in PAIRS.values():
+            old, new = node.input
+            nodes.append(onnx.helper.make_node("Cast", [new], [f"{new}.half"], to=code))
+            node.input[:] = [old, f"{new}.half"]
+        nodes.append(node)
+        if made in PAIRS.values():
+            to = {"to": onnx.TensorProto.FLOAT}
+            nodes.append(onnx.helper.make_node("Cast", [made], [f"{made}.wide"], **to))
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
+    return model
 
 
 def step(
@@ -238,6 +264,49 @@ def test_arrays_that_do_not_fit(grown: bnncc.Artifact) -> None:
     reversed_rows = {**feeds, "past_k": feeds["past_k"][:, :, ::-1]}
     expected = wanted(decoder(), reversed_rows)
     np.testing.assert_allclose(grown.run(reversed_rows)["y"], expected["y"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("target", ["native", "x86-64-v2"])
+@pytest.mark.parametrize("tokens", [1, 9])
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_caches_of_16_bits(
+    kind: str, tokens: int, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read and written as they are; the rest of the network is float32."""
+    if target not in (*HERE, "native"):
+        pytest.skip(f"this machine does not run {target}")
+    model = with_half_caches(decoder("P", tokens), kind)
+    options: dict[str, Any] = {"target": target, "threads": 1, "max_dims": {"P": ROOM}}
+    artifact = bnncc.compile(model, in_place=PAIRS, **options)
+    calls, held = Calls(artifact, monkeypatch), buffers(dtype=kind)
+    filled(held, 3)
+    feeds, out = step(held, 3, inputs(tokens))
+    expected = wanted(model, feeds)
+    copied = artifact.run(contiguous(feeds))
+    made = artifact.run(feeds, out=out)
+    # Arrays of NumPy share no memory of bfloat16.
+    assert calls.names[-1] == ("in place" if kind == "float16" else "main")
+    for name, array in expected.items():
+        assert made[name].dtype == array.dtype
+        assert np.array_equal(made[name], copied[name])
+        # A number next to a tie may become another one of 16 bits than in the model.
+        limit = 2.0 ** (-10 if kind == "float16" else -7)
+        found, right = (x.astype(np.float32) for x in (made[name], array))
+        np.testing.assert_allclose(found, right, rtol=limit, atol=limit if name == "y" else 0)
+    assert {name.rstrip("12") for name in readers(artifact, kind)} <= {
+        "append",
+        "matmul",
+        "transpose",
+    }
+    assert bnncc.verify(model, artifact)["passed"]
+    without = bnncc.compile(model, **options).run(contiguous(feeds))
+    assert all(np.array_equal(without[name], copied[name]) for name in copied)
+
+
+def readers(artifact: bnncc.Artifact, kind: str) -> set[str]:
+    """Return the kernels that read tensors of a type."""
+    every = artifact.report["kernels"]
+    return {k["name"] for k in every if any(arg["dtype"] == kind for arg in k["args"][:-1])}
 
 
 @pytest.mark.parametrize(
