@@ -54,7 +54,7 @@ def source_of(
     made = bb.lookup_binding(expr) if isinstance(expr, relax.Var) else None
     name = str(getattr(getattr(made, "op", None), "name", ""))
     rule = _VIEWS.get(name)
-    if widening and rule is None and _widens(made):
+    if widening and made is not None and _widens(made):
         return source_of(made.args[0], bb)
     if made is None or rule is None or (view := rule(made)) is None:
         return expr, same
