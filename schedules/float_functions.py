@@ -1,4 +1,4 @@
-"""exp, log, log1p, sigmoid, tanh and erf of float32 as polynomials, not calls to the C library.
+"""Functions of float32, such as exp and tanh, as polynomials, not calls to the C library.
 
 LLVM and C compilers would call the library for one number at a time. Here a function is additions
 and multiplications on vectors of any length. The error is below 2 ulp everywhere. Subnormal
@@ -25,7 +25,7 @@ from bnncc.schedules.intrin_portable import multiply_add
 
 Expr = Any
 
-FUNCTIONS = ("exp", "log", "log1p", "sigmoid", "tanh", "erf")
+FUNCTIONS = ("exp", "log", "log1p", "sigmoid", "swish", "tanh", "erf")
 """Names of TVM's operators; `benchmarks/float_functions.py` measures their errors."""
 
 _LN2 = (0.693359375, -2.12194440e-4)
@@ -54,6 +54,12 @@ _ERF_NEAR = (0.12837916612625122, -0.3761262595653534, 0.11283578723669052, -0.0
 _ERF_FAR = (0.00035371718695387244, 1.1270400285720825, 0.6382257342338562, 0.1030372679233551,
             -0.02180524170398712, 0.0029395809397101402, -0.00018557067960500717)  # fmt: skip
 """Coefficients of ``-log(1 - erf(x))``, for x from 1 to 4."""
+
+_VANISHED = -110.0
+"""Below, ``x * exp(x)`` is less than half of the smallest float32 number."""
+
+_INVERSE = 1.4571067811865475
+"""Less half of x, it is ``1 / x`` to within 0.043, for x from 1 to 2."""
 
 _SQRT_HALF, _SIGN = 0x3F3504F3, -(2**31)
 """Bits of sqrt(1/2) and of -0."""
@@ -182,18 +188,36 @@ class _Writer:
 
     def sigmoid(self, x: Expr) -> Expr:
         x = self.shared(x)
-        one = self.number(1)
-        minus = self.floats(self.bits(x) | self.whole(_SIGN))
-        # exp(-abs(x)) may be subnormal, so it is kept 2**64 times as large.
-        factor, rest = self.reduced(self.shared(self.most(-105.0, minus)), self.raising(64))
-        rest, lower_by = self.shared(rest), self.number(2.0**-64)
-        power = self.shared((rest + one) * factor)
-        below = self.shared(self.multiply_add(power, lower_by, one))
-        # The rounding error of the sum would dominate; it is subtracted from the numerator.
-        lost = self.multiply_add(power, lower_by, one - below)
-        dividend = (rest - lost + one) * factor
+        below, factor, rest = self.logistic(x, -105.0)
+        dividend = (rest + self.number(1)) * factor
         dividend = tirx.Select(self.minus(x), dividend, self.number(2.0**64))
-        return dividend / below * lower_by
+        return dividend / below * self.number(2.0**-64)
+
+    def swish(self, x: Expr) -> Expr:
+        x, one = self.shared(x), self.number(1)
+        # Results below are -0, and NaN for -inf. TVM would simplify a product with 0.
+        vanished = self.floats(self.bits(x - x) | self.whole(_SIGN))
+        near = self.shared(tirx.Select(x < self.number(_VANISHED), vanished, x))
+        below, factor, rest = self.logistic(near, _VANISHED)
+        minus, lower_by = self.minus(near), self.number(2.0**-64)
+        dividend = tirx.Select(minus, self.multiply_add(near, rest, near), near)
+        factor = tirx.Select(minus, factor, one)
+        return dividend * factor / below * tirx.Select(minus, lower_by, one)
+
+    def logistic(self, x: Expr, least: float) -> tuple[Expr, Expr, Expr]:
+        """Return ``1 + p`` for ``p = exp(max(-abs(x), least))``, a factor and a small number.
+
+        The quotient of p and the sum is that of ``(1 + small) * factor * 2**-64`` and the sum as it
+        is rounded. The factor is a power of two; p may be subnormal.
+        """
+        one, lower_by = self.number(1), self.number(2.0**-64)
+        minus = self.floats(self.bits(x) | self.whole(_SIGN))
+        factor, rest = self.reduced(self.shared(self.most(least, minus)), self.raising(64))
+        rest, scale = self.shared(rest), self.shared(factor * lower_by)
+        below = self.shared(self.multiply_add(rest, scale, one + scale))
+        lost = self.multiply_add(rest, scale, scale + (one - below))
+        inverse = self.multiply_add(below, self.number(-0.5), self.number(_INVERSE))
+        return below, factor, self.multiply_add(lost * inverse, self.number(-1) - rest, rest)
 
     def tanh(self, x: Expr) -> Expr:
         x, one = self.shared(x), self.number(1)

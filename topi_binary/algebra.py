@@ -7,7 +7,6 @@ text. Only the NumPy oracle (`reference.epilogue`) is independent of it, for com
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,8 +35,8 @@ class Algebra:
         Takes value, scale and bias; returns ``value * scale + bias``, rounded once.
     add, sub, mul, div, max, min : callable
         Take two float terms.
-    sigmoid : callable
-        Takes a float; returns ``1 / (1 + exp(-x))``, within 2 ulp.
+    swish : callable
+        Takes a float; returns ``x / (1 + exp(-x))``.
     compare : callable
         Takes a term, a C comparison operator and a term; returns a condition.
     both : callable
@@ -66,7 +65,7 @@ class Algebra:
     div: Callable[[Term, Term], Term]
     max: Callable[[Term, Term], Term]
     min: Callable[[Term, Term], Term]
-    sigmoid: Callable[[Term], Term]
+    swish: Callable[[Term], Term]
     compare: Callable[[Term, str, Term], Term]
     both: Callable[[Term, Term], Term]
     not_negative: Callable[[Term], Term]
@@ -82,18 +81,6 @@ def _prelu(a: Algebra, step: Step, v: Term, slope: Term) -> Term:
     return a.select(a.not_negative(v), v, a.mul(v, slope))
 
 
-_FAR, _SHIFT = -64.0, 37.0
-"""Below `_FAR`, sigmoid(x) equals exp(x) in float32, and so exp(-shift) * sigmoid(x + shift), whose
-second factor is never subnormal where it matters. exp(-37) is nearly exact in float32."""
-
-
-def _swish(a: Algebra, step: Step, v: Term) -> Term:
-    v = a.shared(v)
-    far = a.compare(v, "<", a.number(_FAR))
-    factor = a.select(far, a.mul(v, a.number(math.exp(-_SHIFT))), v)
-    return a.mul(factor, a.sigmoid(a.select(far, a.add(v, a.number(_SHIFT)), v)))
-
-
 STEPS: dict[str, Callable[..., Term]] = {
     "affine": lambda a, step, v, scale, bias: a.fma(v, scale, bias),
     "scale": lambda a, step, v, scale: a.mul(v, scale),
@@ -106,7 +93,7 @@ STEPS: dict[str, Callable[..., Term]] = {
     "relu": lambda a, step, v: a.max(v, a.zero),
     "clip": lambda a, step, v: a.min(a.max(v, a.number(step.lo)), a.number(step.hi)),
     "prelu": _prelu,
-    "swish": _swish,
+    "swish": lambda a, step, v: a.swish(v),
 }
 """The value after each step that changes it, as a function of the algebra, the step, the value
 before it, and the parameters that the step reads for this value."""

@@ -31,7 +31,7 @@ class Step:
     ``relu``                                     ``v = max(v, 0)``
     ``clip``        `lo`, `hi` (attributes)      ``v = min(max(v, lo), hi)``
     ``prelu``       slope: f32 vector            ``v = v >= 0 ? v : v * slope[c]``
-    ``swish``                                    ``v = v * sigmoid(v)``, within 4 ulp
+    ``swish``                                    ``v = v / (1 + exp(-v))``
     ``store``       output, `layout`             ``out = v``
     ``bits``        output(s) uint32             sign plane of ``v``; bit = ``v >= 0`` if `compare`
                                                  is ``ge``, ``v > 0`` if ``gt``; with `zero` a

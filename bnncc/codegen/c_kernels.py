@@ -88,18 +88,19 @@ def _passes() -> list[tvm.transform.Pass]:
         tir.StmtSimplify(),
         tvm.transform.module_pass(_without_unread, opt_level=0),
         tir.RemoveNoOp(),
-        tvm.transform.module_pass(_with_sigmoids, opt_level=0),
+        tvm.transform.module_pass(_with_functions, opt_level=0),
         tir.LowerIntrin(),
     ]
 
 
-def _with_sigmoids(module: tvm.IRModule, _: Any) -> tvm.IRModule:
-    """Keep sigmoids, which TVM would write as ``1 / (1 + exp(-x))``: inaccurate below 0."""
+def _with_functions(module: tvm.IRModule, _: Any) -> tvm.IRModule:
+    """Keep functions which TVM would write by ``1 / (1 + exp(-x))``: inaccurate below 0."""
 
     def kept(call: Any) -> Any:
-        if str(getattr(call.op, "name", "")) != "tirx.sigmoid" or dtype_of(call) != "float32":
+        name = str(getattr(call.op, "name", "")).removeprefix("tirx.")
+        if name not in ("sigmoid", "swish") or dtype_of(call) != "float32":
             return call
-        return tirx.call_pure_extern("float32", "sigmoidf", call.args[0])
+        return tirx.call_pure_extern("float32", f"{name}f", call.args[0])
 
     for var, func in module.functions_items():
         module[var] = func.with_body(tvm_ffi.structural_map(func.body, (tvm.ir.Call, kept)))

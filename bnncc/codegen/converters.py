@@ -16,6 +16,7 @@ from bnncc.ir.halves import NARROW
 from bnncc.ir.moves import inverse
 from bnncc.ir.resize import Taps, taps
 from bnncc.ir.rows import ROTARY, ROW_NORM, ROW_SOFTMAX, SWISH
+from bnncc.topi_binary.definitions.terms import swish
 from bnncc.topi_binary.layout import LANES
 
 DENSE_TAPS = 16
@@ -343,5 +344,5 @@ _TABLE: Mapping[str, Converter] = {
     ROTARY: row_functions.rotary,
     ROW_NORM: row_functions.normalization,
     ROW_SOFTMAX: row_functions.softmax,
-    SWISH: row_functions.elementwise(row_functions.swish),
+    SWISH: row_functions.elementwise(swish),
 }

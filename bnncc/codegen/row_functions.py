@@ -10,9 +10,6 @@ from tvm import relax, te, tirx
 from bnncc.codegen.products import read_by_products
 from bnncc.codegen.views import broadcast_index, permuted, source_of
 from bnncc.ir.graph import Graph, Node
-from bnncc.topi_binary.algebra import changed
-from bnncc.topi_binary.definitions.terms import SCALAR
-from bnncc.topi_binary.step import Step
 
 Expr = Any
 At = Callable[..., Expr]
@@ -134,11 +131,6 @@ def elementwise(function: Callable[[Expr], Expr]) -> Callable[..., relax.Expr | 
         )
 
     return converter
-
-
-def swish(x: Expr) -> Expr:
-    """Return ``x * sigmoid(x)``."""
-    return changed(SCALAR, Step("swish"), x, [])
 
 
 def softplus(x: Expr) -> Expr:

@@ -17,7 +17,7 @@ TEXT = Algebra(
     div="__fdiv_rn({}, {})".format,
     max="fmaxf({}, {})".format,
     min="fminf({}, {})".format,
-    sigmoid="1.0f / (1.0f + expf(-({})))".format,
+    swish="bnncc::swish({})".format,
     compare="{} {} {}".format,
     both="{} && {}".format,
     not_negative="{} >= 0.0f".format,

@@ -18,6 +18,7 @@ from bnncc.codegen import c_helpers, c_kernels, memory, pipeline
 from bnncc.schedules import generic, portable
 from bnncc.schedules.float_functions import FUNCTIONS
 from bnncc.targets import catalog
+from bnncc.topi_binary.definitions.terms import swish
 from tests import portable_c
 from tests.kernel_harness import EMULATED, FLOAT_TARGETS, HERE, IN_NODE, build
 
@@ -28,6 +29,7 @@ EXACT: dict[str, Callable[[Array], Array]] = {
     "log": np.log,
     "log1p": np.log1p,
     "sigmoid": lambda x: np.where(x < 0, np.exp(np.minimum(x, 0)), 1) / (1 + np.exp(-np.abs(x))),
+    "swish": lambda x: x * np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x))),
     "tanh": np.tanh,
     "erf": np.vectorize(math.erf, otypes=[np.float64]),
 }
@@ -57,7 +59,8 @@ def ulps(found: Array, exact: Array) -> Array:
 
 def definition(name: str, count: int) -> Any:
     x = te.placeholder((count,), "float32", "x")
-    y = te.compute((count,), lambda i: getattr(tirx, name)(x[i]), "y")
+    function = swish if name == "swish" else getattr(tirx, name)
+    y = te.compute((count,), lambda i: function(x[i]), "y")
     return te.create_prim_func([x, y])
 
 

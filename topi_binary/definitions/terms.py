@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import tvm_ffi
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
@@ -14,6 +17,40 @@ from bnncc.topi_binary.algebra import Algebra
 _COMPARE = {
     "<=": operator.le, ">=": operator.ge, ">": operator.gt, "<": operator.lt, "==": operator.eq,
 }  # fmt: skip
+
+
+SWISH = "tirx.swish"
+"""Operator of TensorIR: ``x / (1 + exp(-x))``. `schedules.float_functions` writes it on CPUs."""
+
+_FAR, _SHIFT = -64.0, 37.0
+"""Below `_FAR`, sigmoid(x) equals exp(x) in float32, and so exp(-shift) * sigmoid(x + shift), whose
+second factor is never subnormal where it matters. exp(-37) is nearly exact in float32."""
+
+
+def _register() -> None:
+    """Add `SWISH` to TVM's operators: a pure function of each lane."""
+    get = tvm_ffi.get_global_func
+    get("ir.RegisterOp")(SWISH, "x / (1 + exp(-x))")
+    pure = tirx.expr.CallEffectKind.Pure.value
+    for attr, value in (("TVectorizable", True), ("TCallEffectKind", pure)):
+        get("ir.RegisterOpAttr")(SWISH, attr, value, 10)
+    tirx.op.register_intrin_lowering(SWISH, "default", f=_lowered)
+
+
+def _lowered(call: Any) -> Any:
+    """Return an expression for targets whose kernels are not written by `float_functions`."""
+    x, number = call.args[0], partial(tirx.const, dtype="float32")
+    far = x < number(_FAR)
+    factor = tirx.Select(far, x * number(math.exp(-_SHIFT)), x)
+    return factor / (number(1.0) + tirx.exp(number(0.0) - tirx.Select(far, x + number(_SHIFT), x)))
+
+
+_register()
+
+
+def swish(x: Any) -> Any:
+    """Return a call of `SWISH`."""
+    return tirx.call_intrin("float32", SWISH, x)
 
 
 def _place(value: Any) -> Any:
@@ -33,7 +70,7 @@ SCALAR = Algebra(
     div=operator.truediv,
     max=T.max,
     min=T.min,
-    sigmoid=T.sigmoid,
+    swish=swish,
     compare=lambda left, how, right: _COMPARE[how](left, right),
     both=T.And,
     not_negative=lambda value: value >= T.float32(0),
