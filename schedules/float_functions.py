@@ -200,9 +200,8 @@ class _Writer:
         near = self.shared(tirx.Select(x < self.number(_VANISHED), vanished, x))
         below, factor, rest = self.logistic(near, _VANISHED)
         minus, lower_by = self.minus(near), self.number(2.0**-64)
-        dividend = tirx.Select(minus, self.multiply_add(near, rest, near), near)
-        factor = tirx.Select(minus, factor, one)
-        return dividend * factor / below * tirx.Select(minus, lower_by, one)
+        dividend = tirx.Select(minus, self.multiply_add(near, rest, near) * factor, near)
+        return dividend / below * tirx.Select(minus, lower_by, one)
 
     def logistic(self, x: Expr, least: float) -> tuple[Expr, Expr, Expr]:
         """Return ``1 + p`` for ``p = exp(max(-abs(x), least))``, a factor and a small number.
@@ -213,11 +212,13 @@ class _Writer:
         one, lower_by = self.number(1), self.number(2.0**-64)
         minus = self.floats(self.bits(x) | self.whole(_SIGN))
         factor, rest = self.reduced(self.shared(self.most(least, minus)), self.raising(64))
-        rest, scale = self.shared(rest), self.shared(factor * lower_by)
-        below = self.shared(self.multiply_add(rest, scale, one + scale))
-        lost = self.multiply_add(rest, scale, scale + (one - below))
-        inverse = self.multiply_add(below, self.number(-0.5), self.number(_INVERSE))
-        return below, factor, self.multiply_add(lost * inverse, self.number(-1) - rest, rest)
+        rest = self.shared(rest)
+        whole = self.shared(rest + one)
+        power = self.shared(whole * factor)
+        below = self.shared(self.multiply_add(power, lower_by, one))
+        lost = self.multiply_add(power, lower_by, one - below) * whole
+        inverse = self.multiply_add(below, self.number(0.5), self.number(-_INVERSE))
+        return below, factor, self.multiply_add(lost, inverse, rest)
 
     def tanh(self, x: Expr) -> Expr:
         x, one = self.shared(x), self.number(1)
