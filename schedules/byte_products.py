@@ -228,7 +228,7 @@ def _bytes(
     number = 3
     if in_rows:
         sch.reorder(row, column, n, high, wide, part, which, lane)
-    elif not words and not folds(spec):  # a block of channels is contiguous in memory
+    elif spec.rank == 2 and not words:  # a block of channels is contiguous in memory
         sch.reorder(part, which, row, column, lane)
         number = 5
     for word in words:
@@ -367,7 +367,7 @@ def _sums(
     if chosen.vectors > 1:
         channel_tiles.unrolled(sch, (each, vector, other, *vectors))
     sch.annotate(tile, PRODUCTS, 1)
-    if chosen.runs > 1:
+    if chosen.runs > 1 and prefetch.pays(spec, target):
         sch.annotate(run, prefetch.REPEATED, 1)
     if chosen.filled < chosen.runs * chosen.tiles and chosen.runs <= tile_cuts.UNEVEN:
         sch.unroll(run)
