@@ -23,6 +23,7 @@ from tvm.sym import Analyzer
 
 from bnncc.schedules import multithreading, ranges
 from bnncc.schedules.expressions import depends, of_kind, small_when_inlined
+from bnncc.schedules.intrin_portable import TRANSPOSE
 from bnncc.schedules.space import Point
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import Spec
@@ -47,6 +48,9 @@ AVX512_LANES = 16
 
 TOGETHER = 8
 """Most steps of an axis that read the same elements of an input and run together."""
+
+TURNED = 16, 8
+"""Columns and rows that are transposed in registers: a cache line of each row that is read."""
 
 LINES = 8
 """Cache lines from which a transposed block reads at once: the associativity of the L1 cache,
@@ -258,7 +262,10 @@ def _block(sch: s_tir.Schedule, name: str, vectors: _Vectors, threads: int) -> N
     parallel = multithreading.steps_shared(steps, threads)
     across = _across(sch, block)
     if _REDUCE not in kinds and across is not None:
-        _transposed(sch, loops, across, vectors, parallel)
+        if _is_transposition(sch, block, across):
+            _in_registers(sch, loops, parallel)
+        else:
+            _transposed(sch, loops, across, vectors, parallel)
     elif _REDUCE not in kinds:
         _elementwise(sch, loops, _regular(sch, block), vectors, parallel)
     elif sch.get(block).init is not None:
@@ -314,6 +321,38 @@ def _transposed(
     if parallel:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else (outer or [last])[0])
     sch.vectorize(inner)
+
+
+def _is_transposition(sch: s_tir.Schedule, block: Block, across: int) -> bool:
+    """Return whether a block exchanges the last two axes of float32 matrices, in whole tiles."""
+    statement = sch.get(block)
+    *_, row, column = (axis.var for axis in statement.iter_vars)
+    stored = statement.body
+    if not isinstance(stored, tirx.BufferStore) or across != len(statement.iter_vars) - 2:
+        return False
+    if not isinstance(stored.value, tvm.ir.TensorLoad):
+        return False
+    moved = str(stored.buffer.dtype) == str(stored.value.source.dtype) == "float32"
+    last = [*stored.value.indices][-2:]
+    exchanged = len(last) == 2 and last[0].same_as(column) and last[1].same_as(row)
+    extents = [_known(axis.dom.extent) for axis in statement.iter_vars[-2:]]
+    return moved and exchanged and all(map(_multiple, extents, TURNED))
+
+
+def _known(size: Expr) -> Expr:
+    return int(size) if isinstance(size, tirx.IntImm) else size
+
+
+def _in_registers(sch: s_tir.Schedule, loops: list[Loop], parallel: bool) -> None:
+    """Transpose tiles in registers."""
+    *outer, row, column = loops
+    lanes, places = TURNED
+    row, lane = sch.split(row, [None, lanes])
+    column, place = sch.split(column, [None, places])
+    sch.reorder(*outer, row, column, lane, place)
+    sch.tensorize(lane, TRANSPOSE[places, lanes].register())
+    if parallel:
+        sch.parallel(sch.fuse(*outer, row) if outer else row)
 
 
 def _size(sch: s_tir.Schedule, loop: Loop) -> Expr:

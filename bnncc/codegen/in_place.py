@@ -32,7 +32,7 @@ IN_PLACE = "main_in_place"
 PAIRS = "bnncc.in_place"
 """Attribute of ``main``: position of an input, then of the output that continues it, and so on."""
 
-_APPENDS = "bnncc.appends"
+_APPENDS, _APPEND = "bnncc.appends", "append"
 
 
 def append(
@@ -69,8 +69,16 @@ def append(
     bound = {str(size) for size in sizes if isinstance(size, tirx.Var)}
     free = [size for size in symbols_of(sizes) if str(size) not in bound]
     kernel = _kernel(kinds, len(parts), axis, [size.name for size in free])
-    called = bb.add_func(kernel, "append")
+    called = bb.add_func(kernel, _APPEND)
     return bb.emit(relax.call_tir(called, relax.Tuple([*args, *free]), out_ty=made))
+
+
+def may_have_strides(expr: relax.Expr, bb: relax.BlockBuilder) -> bool:
+    """Return whether a variable may be a cache, of which views as one piece are refused."""
+    made = bb.lookup_binding(expr) if isinstance(expr, relax.Var) else None
+    if not isinstance(made, relax.Call):
+        return made is None  # an input
+    return any(str(getattr(arg, "name_hint", "")).startswith(_APPEND) for arg in made.args)
 
 
 def _kernel(kinds: list[Any], parts: int, axis: int, free: list[str]) -> tirx.PrimFunc:
@@ -89,7 +97,7 @@ def _kernel(kinds: list[Any], parts: int, axis: int, free: list[str]) -> tirx.Pr
             for name in free:
                 T.arg(name, named[name])
             present = T.arg("present", T.buffer(shapes[-1], str(kinds[-1].dtype)))
-            with T.sblock("append"):
+            with T.sblock(_APPEND):
                 wholes = [tuple(slice(0, size) for size in shape) for shape in shapes]
                 T.reads(*(buffer[at] for buffer, at in zip(given, wholes, strict=False)))
                 T.writes(present[wholes[-1]])

@@ -6,10 +6,12 @@ after:  p = product of a and b [rows, heads, columns]; y = p
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from tvm import relax, te, topi
+from tvm import relax, te, tirx, topi
 
+from bnncc.codegen.in_place import may_have_strides
 from bnncc.codegen.ops import OPAQUE
 from bnncc.codegen.views import (
     Index,
@@ -124,13 +126,21 @@ def _columns_last(
 
     Heads that share keys are transposed once.
     """
-    if axis == len(source.ty.shape.values) - 1:
+    sizes = source.ty.shape.values
+    if axis == len(sizes) - 1:
         return source, place
-    order = [k for k in range(len(source.ty.shape.values)) if k != axis] + [axis]
-    moved = bb.emit_te(
-        topi.transpose, source, order,
-        primfunc_name_hint="transpose", primfunc_attrs={"op_pattern": OPAQUE},
-    )  # fmt: skip
+    order = [k for k in range(len(sizes)) if k != axis] + [axis]
+    opaque = {"primfunc_name_hint": "transpose", "primfunc_attrs": {"op_pattern": OPAQUE}}
+    fixed = all(isinstance(size, tirx.IntImm) for size in sizes)
+    if fixed and not may_have_strides(source, bb):  # as matrices
+        outer, rows, columns = (
+            math.prod(map(int, part)) for part in (sizes[:axis], [sizes[axis]], sizes[axis + 1 :])
+        )
+        whole = bb.emit(relax.op.reshape(source, [outer, rows, columns]))
+        turned = bb.emit_te(topi.transpose, whole, [0, 2, 1], **opaque)
+        moved = bb.emit(relax.op.reshape(turned, [sizes[k] for k in order]))
+    else:
+        moved = bb.emit_te(topi.transpose, source, order, **opaque)
 
     def index(at: Index) -> Index:
         found = place(at)
