@@ -42,8 +42,9 @@ def matmul(bb: relax.BlockBuilder, node: Node, args: list[Any], graph: Graph) ->
     if first[:-2] != second[:-2]:
         return None
     left, right = (shape_of(arg) for arg in args)
-    (a, a_at), (b, b_at) = (source_of(arg, bb, widening=True) for arg in args)
     many = not isinstance(left[-2], int) or left[-2] >= FEW_ROWS
+    # Numbers of 16 bits are converted once, which calls a function for each on old processors.
+    (a, a_at), (b, b_at) = (source_of(arg, bb, widening=not many) for arg in args)
     if b is not args[1] and many:
         axis = axis_of_last(b_at, right)
         # If several axes depend on the last one, the view itself is computed.

@@ -293,11 +293,8 @@ def test_caches_of_16_bits(
         limit = 2.0 ** (-10 if kind == "float16" else -7)
         found, right = (x.astype(np.float32) for x in (made[name], array))
         np.testing.assert_allclose(found, right, rtol=limit, atol=limit if name == "y" else 0)
-    assert {name.rstrip("12") for name in readers(artifact, kind)} <= {
-        "append",
-        "matmul",
-        "transpose",
-    }
+    directly = any(name.startswith("matmul") for name in readers(artifact, kind))
+    assert directly == (tokens == 1)  # otherwise they are converted once for all tokens
     assert bnncc.verify(model, artifact)["passed"]
     without = bnncc.compile(model, **options).run(contiguous(feeds))
     assert all(np.array_equal(without[name], copied[name]) for name in copied)
