@@ -132,6 +132,7 @@ def apply(
     chosen = tile_cuts.cut(spec, target, point["tiles"], point.get("vectors", 1))
     lines = chosen.lines
     flat = lines.layer
+    dense = spec.rank == 2
     whole = ranges.with_parameters(define(spec, lines.form), func)
     whole = nchw.held(whole, flat, lines.rows)
     share = _share(flat, chosen, threads) if point.get("divide", 0) else None
@@ -141,16 +142,16 @@ def apply(
     if flat.n == 1 and (share is None or in_lines):
         first = lines.plane[0] - (lines.count - 1) * lines.step
         start = share.var * (own * lines.step) if share is not None else int64(0)
-        parts = [_bytes(whole, flat, rows=(start, first))]
-        data = (_bytes(whole, flat, in_rows=True), start + first) if own > 1 else None
+        parts = [_bytes(whole, flat, dense, rows=(start, first))]
+        data = (_bytes(whole, flat, dense, in_rows=True), start + first) if own > 1 else None
     else:
-        parts, every = [], _bytes(whole, flat)
+        parts, every = [], _bytes(whole, flat, dense)
         before.append(every if share is None else ranges.parallel(every, 4))
     full, rest = divmod(flat.out_channels, LANES)
     for end in [""] * (full > 0) + ["_last"] * (rest > 0):
         shared = share if not end or share is None or share.axis != "o" else None
         own_cut = replace(chosen, vectors=1) if end else chosen
-        made = _channels(whole, flat, target, own_cut, end, shared, data)
+        made = _channels(whole, flat, dense, target, own_cut, end, shared, data)
         (parts if shared == share else before).extend(made)
         data = None
     if share is not None:
@@ -213,12 +214,13 @@ def _in_parallel(parts: Sequence[tirx.PrimFunc], share: Share) -> tirx.PrimFunc:
 
 
 def _bytes(
-    func: tirx.PrimFunc, spec: Layer, in_rows: bool = False, rows: tuple[Any, int] | None = None
-) -> tirx.PrimFunc:
+    func: tirx.PrimFunc, spec: Layer, dense: bool, in_rows: bool = False,
+    rows: tuple[Any, int] | None = None,
+) -> tirx.PrimFunc:  # fmt: skip
     """Schedule the expansion of data to bytes, a word at a time; loops over terms are unrolled.
 
     Loops over rows and columns are outermost if `in_rows`. `rows` are the first row and the number
-    of rows, if not all are expanded.
+    of rows, if not all are expanded. Bytes of a `dense` layer are written in the order of memory.
     """
     start, count = rows or (int64(0), 0)
     words = [block.name_hint for block in ranges.blocks(func) if block.name_hint in WORDS]
@@ -228,7 +230,7 @@ def _bytes(
     number = 3
     if in_rows:
         sch.reorder(row, column, n, high, wide, part, which, lane)
-    elif spec.rank == 2 and not words:  # a block of channels is contiguous in memory
+    elif dense and not words:  # a block of channels is contiguous
         sch.reorder(part, which, row, column, lane)
         number = 5
     for word in words:
@@ -247,8 +249,8 @@ def _bytes(
 
 
 def _channels(
-    func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut,
-    end: str, share: Share | None, data: tuple[tirx.PrimFunc, Any] | None,
+    func: tirx.PrimFunc, spec: Layer, dense: bool, target: TargetSpec, chosen: Cut, end: str,
+    share: Share | None, data: tuple[tirx.PrimFunc, Any] | None,
 ) -> list[tirx.PrimFunc]:  # fmt: skip
     """Schedule the vectors of channels, all complete ones or the last, and `data` of later lines.
 
@@ -262,7 +264,7 @@ def _channels(
     each = math.prod(elements)
     count //= share.count if share is not None and share.axis == "o" else 1
     early = not in_tiles(spec) and count * each > FEW_STEPS
-    sums = _sums(own, spec, target, chosen, end, early)
+    sums = _sums(own, spec, target, chosen, end, early, dense)
     expanded = [] if early or in_tiles(spec) else [_panel(own, spec, target, end)]
     full, rest = divmod(spec.out_channels, LANES)
     vectors = chosen.vectors
@@ -313,8 +315,9 @@ def _expand(sch: s_tir.Schedule, spec: Layer, target: TargetSpec, panel: str) ->
 
 
 def _sums(
-    func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut, end: str, early: bool
-) -> tirx.PrimFunc:
+    func: tirx.PrimFunc, spec: Layer, target: TargetSpec, chosen: Cut, end: str, early: bool,
+    dense: bool,
+) -> tirx.PrimFunc:  # fmt: skip
     """Schedule the tile products; `early`: each step also expands weights, for a later one."""
     name, panel, stored = f"sum{end}", f"panel{end}", in_tiles(spec)
     whole = ("window", name, *[panel] * (stored or early))
@@ -367,7 +370,7 @@ def _sums(
     if chosen.vectors > 1:
         channel_tiles.unrolled(sch, (each, vector, other, *vectors))
     sch.annotate(tile, PRODUCTS, 1)
-    if chosen.runs > 1 and prefetch.pays(spec, target):
+    if chosen.runs > 1 and dense:
         sch.annotate(run, prefetch.REPEATED, 1)
     if chosen.filled < chosen.runs * chosen.tiles and chosen.runs <= tile_cuts.UNEVEN:
         sch.unroll(run)
