@@ -154,12 +154,13 @@ def main() -> None:
     with checked_out(args.beside) if args.beside else nullcontext() as other:
         for name in args.networks:
             done = folder / f"{name}.json"
-            if not done.exists():
-                row = {"network": name, **check(name, machine.ROOT, folder / "here", args)}
-                if other:
-                    row["beside"] = check(name, other.resolve(), folder / "beside", args)
-                done.write_text(json.dumps(row))
-            rows.append(json.loads(done.read_text()))
+            row = json.loads(done.read_text()) if done.exists() else {"network": name}
+            if "ratio" not in row:
+                row |= check(name, machine.ROOT, folder / "here", args)
+            if other and "beside" not in row:
+                row["beside"] = check(name, other.resolve(), folder / "beside", args)
+            done.write_text(json.dumps(row))
+            rows.append(row)
     content = {"trials": args.trials, "networks": rows, "mean": mean([r["ratio"] for r in rows])}
     if args.beside:
         ratios = [row["beside"]["ratio"] for row in rows]
