@@ -7,6 +7,7 @@ text. Only the NumPy oracle (`reference.epilogue`) is independent of it, for com
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,19 @@ class Algebra:
 def _prelu(a: Algebra, step: Step, v: Term, slope: Term) -> Term:
     v = a.shared(v)
     return a.select(a.not_negative(v), v, a.mul(v, slope))
+
+
+_FAR, _SHIFT = -64.0, 37.0
+"""Below `_FAR`, sigmoid(x) equals exp(x) in float32, and so exp(-shift) * sigmoid(x + shift), whose
+second factor is never subnormal where it matters. exp(-37) is nearly exact in float32."""
+
+
+def swish_by_exp(a: Algebra, x: Term, exp: Callable[[Term], Term]) -> Term:
+    """Return ``x / (1 + exp(-x))`` for targets that have a function `exp`; `x` is read often."""
+    far = a.compare(x, "<", a.number(_FAR))
+    factor = a.select(far, a.mul(x, a.number(math.exp(-_SHIFT))), x)
+    shifted = a.select(far, a.add(x, a.number(_SHIFT)), x)
+    return a.div(factor, a.add(a.number(1.0), exp(a.sub(a.zero, shifted))))
 
 
 STEPS: dict[str, Callable[..., Term]] = {

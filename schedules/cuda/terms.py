@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from bnncc.schedules.cuda.text import number
-from bnncc.topi_binary.algebra import Algebra
+from bnncc.topi_binary.algebra import Algebra, swish_by_exp
+
+
+def _swish(x: str) -> str:
+    return str(swish_by_exp(TEXT, x, "expf({})".format))
+
 
 TEXT = Algebra(
     zero="0.0f",
@@ -17,7 +22,7 @@ TEXT = Algebra(
     div="__fdiv_rn({}, {})".format,
     max="fmaxf({}, {})".format,
     min="fminf({}, {})".format,
-    swish="bnncc::swish({})".format,
+    swish=_swish,
     compare="{} {} {}".format,
     both="{} && {}".format,
     not_negative="{} >= 0.0f".format,

@@ -261,6 +261,17 @@ def test_other_kernels_equal_the_oracle() -> None:
         )
 
 
+def test_swish_is_close_to_the_oracle() -> None:
+    """Also where exp(-x) is infinite; the result has the NaN and the infinity of the exact one."""
+    spec = Elementwise(3, 1, 1, 70, rank=2, steps=(Step("swish"), *STORE))
+    x = np.linspace(-100, 20, 210, dtype=np.float32).reshape(3, 70)
+    x[0, :3] = -np.inf, np.inf, np.nan
+    kernel = cuda.kernel(spec)
+    (made,) = run(Emulated([kernel], 800), spec, kernel, [x], 0)
+    (wanted,) = reference.elementwise(spec, [x])
+    np.testing.assert_allclose(made, wanted, rtol=1e-6, atol=0)
+
+
 TILED = (
     Conv2d("n", 17, 13, 3, 70, (7, 7), (2, 2), pads=(3, 3, 3, 3), data_layout="NCHW",
            steps=(Step("affine"), *STORE, Step("bits", zero=True))),

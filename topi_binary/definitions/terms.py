@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import tvm_ffi
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary.algebra import Algebra
+from bnncc.topi_binary.algebra import Algebra, swish_by_exp
 
 _COMPARE = {
     "<=": operator.le, ">=": operator.ge, ">": operator.gt, "<": operator.lt, "==": operator.eq,
@@ -21,10 +19,6 @@ _COMPARE = {
 
 SWISH = "tirx.swish"
 """Operator of TensorIR: ``x / (1 + exp(-x))``. `schedules.float_functions` writes it on CPUs."""
-
-_FAR, _SHIFT = -64.0, 37.0
-"""Below `_FAR`, sigmoid(x) equals exp(x) in float32, and so exp(-shift) * sigmoid(x + shift), whose
-second factor is never subnormal where it matters. exp(-37) is nearly exact in float32."""
 
 
 def _register() -> None:
@@ -39,10 +33,7 @@ def _register() -> None:
 
 def _lowered(call: Any) -> Any:
     """Return an expression for targets whose kernels are not written by `float_functions`."""
-    x, number = call.args[0], partial(tirx.const, dtype="float32")
-    far = x < number(_FAR)
-    factor = tirx.Select(far, x * number(math.exp(-_SHIFT)), x)
-    return factor / (number(1.0) + tirx.exp(number(0.0) - tirx.Select(far, x + number(_SHIFT), x)))
+    return swish_by_exp(SCALAR, call.args[0], tirx.exp)
 
 
 _register()

@@ -73,13 +73,6 @@ __device__ __forceinline__ int place_of(float number) {
   return (int)(bits >> 31 ? 0x80000000u - bits : bits);
 }
 
-// x / (1 + exp(-x)). Below -64, this is exp(-37) x / (1 + exp(-37 - x)), whose second factor is never
-// subnormal where it matters.
-__device__ __forceinline__ float swish(float x) {
-  const bool far = x < -64.0f;
-  return (far ? x * 8.5330476e-17f : x) / (1.0f + expf(-(far ? x + 37.0f : x)));
-}
-
 // Parameters of a kernel, which are not written while it runs.
 __device__ __forceinline__ void load4(float (&to)[4], const float* from) {
   const float4 v = __ldg((const float4*)from);
