@@ -25,9 +25,11 @@ TILE_DATA = 0x3F813F023F8140FF
 """What tiles contain, as bytes or bfloat16: zeros are multiplied faster, at a higher clock."""
 
 
-def _assembly(body: list[str], tiles: bool) -> str:
+def _assembly(body: list[str], wide: bool, tiles: bool) -> str:
+    registers = [f"zmm{r}" for r in range(32)] if wide else [f"ymm{r}" for r in range(16)]
+    clear = "vpxord" if wide else "vpxor"
     lines = [
-        *(f"vpxord %zmm{r}, %zmm{r}, %zmm{r}" for r in range(32)),
+        *(f"{clear} %{r}, %{r}, %{r}" for r in registers),
         *(_configured() if tiles else []),
         "vzeroupper",
         "1:",
@@ -37,7 +39,7 @@ def _assembly(body: list[str], tiles: bool) -> str:
         *(["tilerelease", "mov %r8, %rsp"] if tiles else []),
     ]
     text = "\\0A".join(lines)
-    clobbers = ",".join([*(f"~{{zmm{r}}}" for r in range(32)), "~{rcx}", "~{r8}"])
+    clobbers = ",".join(f"~{{{r}}}" for r in (*registers, "rcx", "r8"))
     return f"""
 define i32 @ceiling_loop(i32 %n) noinline {{
   %r = call i32 asm sideeffect "{text}", "=r,0,{clobbers},~{{cc}}"(i32 %n)
@@ -58,12 +60,22 @@ def _xor_popcount_add() -> list[str]:
     return body
 
 
-def _fma() -> list[str]:
-    return [f"vfmadd231ps %zmm16, %zmm{12 + i % 4}, %zmm{i}" for i in range(ACCUMULATORS)]
+def _fma(kind: str) -> list[str]:
+    """Return products of registers; with 16 of them, accumulators leave room for three others."""
+    return [f"vfmadd231ps %{kind}15, %{kind}{12 + i % 3}, %{kind}{i}" for i in range(ACCUMULATORS)]
 
 
 def _dot_bytes() -> list[str]:
     return [f"vpdpbusd %zmm16, %zmm{12 + i % 4}, %zmm{i}" for i in range(ACCUMULATORS)]
+
+
+def _pairs_of_bytes() -> list[str]:
+    """Return products of bytes whose sums of pairs are added in 16 bits, as AVX2 has no VNNI."""
+    body = []
+    for i in range(6):
+        body.append(f"vpmaddubsw %ymm15, %ymm{12 + i % 3}, %ymm{6 + i}")
+        body.append(f"vpaddw %ymm{6 + i}, %ymm{i}, %ymm{i}")
+    return body
 
 
 def _tile_products(instruction: str) -> list[str]:
@@ -137,8 +149,10 @@ MIXES = {
     "lookup 512": (lambda: _lookup("zmm"), 4 * 3 * 512, ("avx512bw",)),
     "lookup 256": (lambda: _lookup("ymm"), 4 * 3 * 256, ("avx2",)),
     "lookup 128": (_lookup_sse, 4 * 3 * 128, ("ssse3",)),
-    "f32 fma": (_fma, ACCUMULATORS * 16, ("avx512f",)),
+    "f32 fma": (lambda: _fma("zmm"), ACCUMULATORS * 16, ("avx512f",)),
+    "f32 fma 256": (lambda: _fma("ymm"), ACCUMULATORS * 8, ("avx2", "fma")),
     "int8 dot": (_dot_bytes, ACCUMULATORS * 64, ("avx512_vnni",)),
+    "int8 pairs 256": (_pairs_of_bytes, 6 * 32, ("avx2",)),
     "int8 tiles": (lambda: _tile_products("tdpbssd"), 4 * 16**2 * 64, ("amx_tile", "amx_int8")),
     "bfloat16 tiles": (
         lambda: _tile_products("tdpbf16ps"), 4 * 16**2 * 32, ("amx_tile", "amx_bf16")
@@ -163,9 +177,16 @@ def ceiling_of(target: TargetSpec) -> str:
     return f"lookup {target.vector_bits}"
 
 
+def of_floats() -> Ceiling:
+    """Return the ceiling of float32 products of this CPU."""
+    return Ceiling("f32 fma" if "avx512f" in host.features() else "f32 fma 256")
+
+
 def of_bytes(target: TargetSpec) -> Ceiling:
-    """Return the ceiling of products of bytes: of tiles, or of vectors."""
-    return Ceiling("int8 tiles" if "amx_int8" in target.features else "int8 dot")
+    """Return the ceiling of products of bytes: of tiles, or of vectors with VNNI or without."""
+    if "amx_int8" in target.features:
+        return Ceiling("int8 tiles")
+    return Ceiling("int8 dot" if "avx512_vnni" in target.features else "int8 pairs 256")
 
 
 class Ceiling:
@@ -178,12 +199,14 @@ class Ceiling:
     """
 
     def __init__(self, name: str) -> None:
+        self.name = name
         body, self._macs, features = MIXES[name]
         if missing := set(features) - host.features():
             raise SystemExit(f"the ceiling {name} needs a CPU with {', '.join(sorted(missing))}")
-        target = catalog.CATALOG["x86-64-v4-vpopcntdq"]
+        wide = "avx512f" in host.features()
+        target = catalog.CATALOG["x86-64-v4-vpopcntdq" if wide else "x86-64-v3"]
         tiles = "amx_tile" in features
-        assembly = _assembly(body(), tiles)
+        assembly = _assembly(body(), wide, tiles)
         with IRBuilder() as builder:
             with T.prim_func(s_tir=True):
                 T.func_name("main")

@@ -21,7 +21,7 @@ import tvm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import machine
-from ceilings import Ceiling
+from ceilings import of_floats
 from tables import markdown, where
 
 from bnncc.schedules import schedule
@@ -185,8 +185,7 @@ def main() -> None:
     options = parser.parse_args()
     target = catalog.resolve(options.target)
     layers = [Layer(n, s, target) for n, s in LAYERS.items() if options.only in n]
-    has_ceiling = "avx512_vpopcntdq" in host.features()
-    ceiling = Ceiling("f32 fma") if has_ceiling else None
+    ceiling = of_floats() if "avx2" in host.features() else None
     for _ in range(options.repeat):
         for layer in layers:
             layer.measure()

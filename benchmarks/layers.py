@@ -23,7 +23,7 @@ import tvm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import machine
-from ceilings import Ceiling, ceiling_of
+from ceilings import Ceiling, ceiling_of, of_floats
 from tables import markdown, where
 
 from bnncc.records.database import load
@@ -254,13 +254,13 @@ def main() -> None:
     for layer in rows:
         layer.build(target)
     top = ceiling_of(target)
-    ceilings = {name: Ceiling(name) for name in (top, "f32 fma")}
+    binary, floats = Ceiling(top), of_floats()
     for _ in range(options.repeat):
         for layer in rows:
             layer.measure()
-            ceilings[top].measure()
-        ceilings["f32 fma"].measure()
-    report(rows, top, {name: ceiling.best for name, ceiling in ceilings.items()}, options.json)
+            binary.measure()
+        floats.measure()
+    report(rows, top, {one.name: one.best for one in (binary, floats)}, options.json)
 
 
 def report(rows: list[Layer], name: str, ceilings: dict[str, float], path: Path | None) -> None:

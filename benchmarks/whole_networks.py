@@ -35,7 +35,7 @@ import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import machine
-from ceilings import Ceiling, Quiet, ceiling_of
+from ceilings import Ceiling, Quiet, ceiling_of, of_floats
 from networks import NETWORKS
 from peers import Ours, Peer, add_arguments, interleave, open_peers
 from plots import bars
@@ -140,7 +140,7 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> dict[str, obje
     summary = artifacts["where"].report["summary"]
     macs = {kind: summary[f"{kind}_macs"] for kind in ("binary", "float")}
     mix = ceiling_of(catalog.resolve(args.target))
-    ceilings = {"binary": Ceiling(mix), "float": Ceiling("f32 fma")}
+    ceilings = {"binary": Ceiling(mix), "float": of_floats()}
     peers = {
         group: [k for k in kinds if args.target not in LIMITS or k.startswith("openvino")]
         for group, kinds in GROUPS.items()
