@@ -67,12 +67,12 @@ def any_rows(spec: BinaryConv2d | Conv2d | FewBitConv2d) -> bool:
     return spec.rank == 2 and not isinstance(spec.n, int)
 
 
-def rows_as_columns(func: tirx.PrimFunc, before: Sequence[str]) -> tirx.PrimFunc:
-    """Exchange the axes of images and of columns, but for blocks that run before all tiles."""
+def rows_as_columns(func: tirx.PrimFunc, fixed: Sequence[str]) -> tirx.PrimFunc:
+    """Exchange the axes of images and of columns, but for the blocks `fixed`."""
     axes = {}
     for block in ranges.blocks(func):
         spatial = [axis.iter_type for axis in block.iter_vars].count(0)
-        if block.name_hint not in before:
+        if block.name_hint not in fixed:
             axes[block.name_hint] = (spatial - 4, spatial - 2)
     return ranges.exchanged(func, axes)
 
@@ -95,7 +95,7 @@ def width_of(spec: BinaryConv2d | Conv2d | FewBitConv2d, most: int) -> int:
 def ranged(
     func: tirx.PrimFunc, spec: Conv2d | FewBitConv2d, target: TargetSpec, point: Point,
     rule: Callable[..., tirx.PrimFunc], vectors: int, divided: int, apart: bool = False,
-    before: Sequence[str] = (), single: int = 0,
+    before: Sequence[str] = (), single: int = 0, fixed: Sequence[str] = (),
 ) -> tirx.PrimFunc:  # fmt: skip
     """Schedule a convolution: channel tiles, and in each of them ranges of columns.
 
@@ -124,6 +124,8 @@ def ranged(
         Blocks that run before all tiles, on one thread.
     single : int, optional
         Channel vectors per tile of a single row, if their number is symbolic.
+    fixed : sequence of str, optional
+        Blocks that have no axis of images or columns.
 
     Returns
     -------
@@ -133,7 +135,7 @@ def ranged(
     func, order = nchw.held(func, spec, rows), _order(point)
     nests = [ranges.part(func, {name: {}}, before) for name in before]
     if any_rows(spec):
-        func = rows_as_columns(func, before)
+        func = rows_as_columns(func, (*before, *fixed))
         for segment in row_segments(func, point["columns"]):
             wide = vectors if segment.width > 1 else max(single, vectors)
             nests += [

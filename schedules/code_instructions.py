@@ -24,11 +24,23 @@ def of(target: TargetSpec) -> dict[int, TensorPair]:
     return made
 
 
+def short(target: TargetSpec) -> tuple[TensorPair, TensorPair] | None:
+    """Return the pairs for sums that begin in 16 bits, on targets without instructions for 32."""
+    pairs = intrin_x86.SHORT_ADD.get(target.vector_bits)
+    if of(target)[1].feature or pairs is None or pairs[0].feature not in target.features:
+        return None
+    return pairs
+
+
+def _feature(target: TargetSpec) -> str:
+    return (short(target) or [of(target)[1]])[0].feature
+
+
 def exist(target: TargetSpec) -> bool:
     """Return whether `target` has instructions that add several such products."""
-    return bool(of(target)[1].feature)
+    return bool(_feature(target))
 
 
 def rate(target: TargetSpec) -> float:
     """Return the products per microsecond with 512-bit vectors."""
-    return _RATES[of(target)[1].feature]
+    return _RATES[_feature(target)]

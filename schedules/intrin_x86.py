@@ -23,7 +23,7 @@ from bnncc.schedules.intrin_portable import (
 from bnncc.topi_binary import quantization
 from bnncc.topi_binary.definitions.blocks import bit, int64
 from bnncc.topi_binary.definitions.byte_products import half_of_pixel
-from bnncc.topi_binary.definitions.terms import signed, to_bfloat16
+from bnncc.topi_binary.definitions.terms import dot_of_pair, signed, to_bfloat16
 from bnncc.topi_binary.few_bit_data import CODES
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.spec import Conv2d
@@ -222,35 +222,97 @@ def _vnni_256(total: Expr, levels: Sequence[Expr], codes: Sequence[Expr]) -> Exp
     return in_pieces(8, one_by_one(_bytes_256), total, levels, codes)
 
 
-def _multiplied(bits: int, instructions: tuple[str, str]) -> Dot:
-    """Return products of levels and codes by ``pmaddubsw``, whose 16-bit sums cannot overflow."""
-    count = bits // 32
-    bytes_of, pairs_of = (f"llvm.x86.{name}" for name in instructions)
-    whole, half = f"int32x{count}", f"int16x{2 * count}"
-
-    def dot(total: Expr, levels: Sequence[Expr], codes: Sequence[Expr]) -> Expr:
-        made: Expr = None
-        for level, code in zip(levels, codes, strict=True):
-            operands = [T.reinterpret(f"int8x{bits // 8}", word) for word in (level, code)]
-            one = T.call_llvm_pure_intrin(half, bytes_of, *operands)
-            made = one if made is None else made + one
-        ones = T.Broadcast(T.int16(1), 2 * count)
-        return total + T.call_llvm_pure_intrin(whole, pairs_of, made, ones)
-
-    return lambda *operands: in_pieces(count, dot, *operands)
-
-
 _CODES: tuple[tuple[int, str, Dot], ...] = (
-    (128, "ssse3", _multiplied(128, ("ssse3.pmadd.ub.sw.128", "sse2.pmadd.wd"))),
-    (256, "avx2", _multiplied(256, ("avx2.pmadd.ub.sw", "avx2.pmadd.wd"))),
-    (512, "avx512bw", _multiplied(512, ("avx512.pmaddubs.w.512", "avx512.pmaddw.d.512"))),
     (256, "avx_vnni", _vnni_256),
     (512, "avx512_vnni", one_by_one(_bytes)),
 )
-"""Vector size in bits and feature of each way to multiply codes, the fastest last."""
+"""Vector size in bits and feature of each way to multiply codes and add them in 32 bits."""
 
 DOT_ADD_CODES = [(bits, code_pairs(dot, feature)) for bits, feature, dot in _CODES]
-"""Vector size in bits, and by bits per code the pair that adds their products; the fastest last."""
+"""Vector size in bits, and by bits per code the pair that adds their products."""
+
+
+def _short_add(bits: int, feature: str, instruction: str) -> TensorPair:
+    """Return products of four levels with codes by ``pmaddubsw``, added in 16 bits."""
+    count = bits // 32
+
+    def impl(levels: Any, codes: Any, total: Any) -> Any:
+        word, made = T.reinterpret("uint32", levels[T.Ramp(0, 1, 4)]), []
+        for first in range(0, LANES, count):
+            operands = T.Broadcast(word, count), codes[T.Ramp(4 * first, 1, 4 * count)]
+            packed = [T.reinterpret(f"int8x{bits // 8}", one) for one in operands]
+            product = T.call_llvm_pure_intrin(f"int16x{2 * count}", instruction, *packed)
+            where = T.Ramp(2 * first, 1, 2 * count)
+            sums = T.call_pure_extern(
+                f"int16x{2 * count}", f"bnncc_in_order_{bits}", total[where] + product
+            )
+            made.append((where, sums))
+        return made
+
+    # An empty instruction keeps the order of additions: LLVM would add products first, which takes
+    # twice as many registers.
+    kind, register = f"<{2 * count} x i16>", "v" if bits == 512 else "x"
+    source = f"""
+define linkonce_odr hidden {kind} @bnncc_in_order_{bits}({kind} %sum) alwaysinline nounwind {{
+  %r = call {kind} asm sideeffect "", "={register},0"({kind} %sum)
+  ret {kind} %r
+}}
+"""
+
+    return TensorPair(
+        f"{feature}_short_add_codes_4x{LANES}_u8",
+        feature,
+        (
+            Operand((4,), "uint8"),
+            Operand((4 * LANES,), "uint8", bounds=(0, 15)),
+            Operand((2 * LANES,), "int16", bounds=(0, 2**14)),
+        ),
+        2 * LANES,
+        lambda lane, levels, codes, total: [
+            (lane, dot_of_pair(total[lane], lambda i: levels[i], lambda i: codes[i], lane))
+        ],
+        impl,
+        source=source,
+    )
+
+
+def _long_add(bits: int, feature: str, instruction: str) -> TensorPair:
+    """Return additions of pairs of 16-bit sums to 32-bit sums, by ``pmaddwd``."""
+    count = bits // 32
+
+    def impl(short: Any, total: Any) -> Any:
+        made, ones = [], T.Broadcast(T.int16(1), 2 * count)
+        for first in range(0, LANES, count):
+            where, pairs = T.Ramp(first, 1, count), short[T.Ramp(2 * first, 1, 2 * count)]
+            added = T.call_llvm_pure_intrin(f"int32x{count}", instruction, pairs, ones)
+            made.append((where, total[where] + added))
+        return made
+
+    def both(lane: Expr, short: Any) -> Expr:
+        return T.Cast("int32", short[lane * 2]) + T.Cast("int32", short[lane * 2 + 1])
+
+    return TensorPair(
+        f"{feature}_long_add_2x{LANES}_s16",
+        feature,
+        (Operand((2 * LANES,), "int16"), Operand((LANES,), "int32")),
+        LANES,
+        lambda lane, short, total: [(lane, total[lane] + both(lane, short))],
+        impl,
+    )
+
+
+_SHORT = (
+    (128, "ssse3", "llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"),
+    (256, "avx2", "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
+    (512, "avx512bw", "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
+)
+
+SHORT_ADD = {
+    bits: (_short_add(bits, feature, short), _long_add(bits, feature, long))
+    for bits, feature, short, long in _SHORT
+}
+"""By vector size in bits: products of levels and codes are added in 16 bits, and those sums in
+pairs in 32 bits."""
 
 
 DOT_ADD_BFLOAT16 = dot_add(

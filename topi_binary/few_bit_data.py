@@ -53,6 +53,9 @@ several blocks reads one contiguous stream."""
 MAX_PACKED = 2**19
 """Number of channels up to which sums of products of codes, scaled by up to 8, fit in 32 bits."""
 
+MAX_SHORT = 2**15 - 1
+"""Largest int16."""
+
 PER_WORD = {"bytes": 4, "pairs": 2, "floats": 1}
 """Levels per word, in the forms other than planes."""
 
@@ -72,6 +75,18 @@ def per_word(spec: FewBitConv2d) -> int:
 def sums_of_word(spec: FewBitConv2d) -> int:
     """Return the number of sums per word of weights: one per position of a code in half a byte."""
     return 4 // spec.weight_bits if spec.method == "packed" else 1
+
+
+def short_words(spec: FewBitConv2d) -> int:
+    """Return the number of words of ``packed`` weights whose products are added in 16 bits.
+
+    Sums of two products never exceed the range of int16, so saturating additions are exact.
+    """
+    largest = (2**spec.weight_bits - 1) * (2**spec.data_bits - 1)
+    most = max(1, MAX_SHORT // (2 * largest) // (8 // spec.weight_bits))
+    count = group_words(spec)
+    equal = max(size for size in range(1, min(count, most) + 1) if count % size == 0)
+    return equal if 2 * equal > most else -(-count // -(-count // most))
 
 
 def packs(spec: FewBitConv2d) -> bool:

@@ -88,17 +88,33 @@ def test_packed_weights_of_any_shape(change: dict) -> None:
         _check(replace(PACKED, **change), NATIVE, threads=threads)
 
 
+@pytest.mark.parametrize("target", [NATIVE, *TARGETS])
+@pytest.mark.parametrize(
+    ("channels", "weight_bits", "data_bits", "words"),
+    [(208, 2, 8, 5), (368, 2, 8, 5), (1024, 2, 8, 4), (416, 1, 8, 7), (2080, 2, 4, 65)],
+)
+def test_words_that_are_added_in_16_bits(
+    channels: int, weight_bits: int, data_bits: int, words: int, target: str
+) -> None:
+    """Words whose sums fit in 16 bits, also if their number does not divide all words."""
+    spec = replace(PACKED, n=5, channels=channels, data_bits=data_bits, weight_bits=weight_bits)
+    assert few_bit_data.short_words(spec) == words
+    _check(spec, target)
+
+
 @pytest.mark.parametrize("target", [NATIVE, BASELINE, *EMULATED])
 @pytest.mark.parametrize("weight_bits", [1, 2])
 def test_extreme_levels_and_packed_weights(weight_bits: int, target: str) -> None:
     """Some instructions add products in 16 bits."""
-    spec = replace(PACKED, n=3, channels=512, weight_bits=weight_bits)
     lowest, highest = (-1, 1) if weight_bits == 1 else (-2, 1)
-    data = np.full((3, 512), 255, np.uint8)
-    for weight in (lowest, highest):
-        packed = few_bit_data.pack_weight(np.full((37, 1, 1, 512), weight), spec)
-        (got,) = run_kernel(spec, [data.view("<u4"), packed], target, 3)
-        np.testing.assert_array_equal(got, np.full((3, 37), 255 * 512 * weight, np.float32))
+    for channels in (512, 592):  # words by fours, or by fives and the last two
+        spec = replace(PACKED, n=3, channels=channels, weight_bits=weight_bits)
+        data = np.full((3, channels), 255, np.uint8)
+        for weight in (lowest, highest):
+            packed = few_bit_data.pack_weight(np.full((37, 1, 1, channels), weight), spec)
+            (got,) = run_kernel(spec, [data.view("<u4"), packed], target, 3)
+            wanted = np.full((3, 37), 255 * channels * weight, np.float32)
+            np.testing.assert_array_equal(got, wanted)
 
 
 def test_bytes_of_packed_weights() -> None:

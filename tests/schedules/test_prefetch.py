@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 from tvm import s_tir, tirx
 from tvm.sym import Analyzer
@@ -36,7 +37,8 @@ TILES = replace(
 def hinted(spec: Spec, target: str) -> list[tuple[int, list[int]]]:
     """Return, for each address that a kernel prefetches, which parameter it is in.
 
-    With it, how far it is along each axis from the beginning of what the same block accesses.
+    With it, how far it is along each axis, the last one in bytes, from the beginning of what the
+    same block accesses.
     """
     func = schedules.schedule(define(spec), catalog.resolve(target), 1)
     views = [ranges.views(func, [param]) for param in func.params]
@@ -50,7 +52,9 @@ def hinted(spec: Spec, target: str) -> list[tuple[int, list[int]]]:
             regions = (*block.reads, *block.writes)
             (region,) = {r.source: r.region for r in regions if r.source in views[number]}.values()
             ends = zip(load.indices, region, strict=True)
-            found.append((number, [int(Analyzer().simplify(at - r.min)) for at, r in ends]))
+            away = [int(Analyzer().simplify(at - r.min)) for at, r in ends]
+            away[-1] *= np.dtype(str(load.source.dtype)).itemsize
+            found.append((number, away))
     return found
 
 
@@ -72,7 +76,7 @@ def test_weights_of_dense_layers(spec: Any, target: str) -> None:
     assert found
     for number, distance in found:
         assert number == spec.weight_position
-        assert 4 * distance[-1] == prefetch.AHEAD
+        assert distance[-1] == prefetch.AHEAD
         assert not any(distance[:-1])
 
 

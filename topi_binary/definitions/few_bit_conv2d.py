@@ -22,7 +22,9 @@ from bnncc.topi_binary.definitions import byte_products
 from bnncc.topi_binary.definitions.blocks import (
     Buffer,
     Expr,
+    Window,
     accumulate,
+    axes,
     buffer,
     compute,
     extent,
@@ -38,7 +40,7 @@ from bnncc.topi_binary.definitions.taps import (
     place,
     tests_inside,
 )
-from bnncc.topi_binary.definitions.terms import dot_of_codes, signed
+from bnncc.topi_binary.definitions.terms import dot_of_codes, dot_of_pair, signed
 from bnncc.topi_binary.definitions.weights import packed_vector
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.signature import Operator, aliased
@@ -51,6 +53,12 @@ taps per kernel row over all pairs: for short sums, multiplying the counts costs
 NUMBERS = {"bytes": "uint8", "packed": "uint8", "pairs": "int16"}
 """Type of a level, in methods with several levels per word."""
 
+SHORT = "int16"
+"""Form in which products of ``packed`` weights are added in 16 bits first."""
+
+PAIRS, BYTES = 2 * LANES, 4 * LANES
+"""Sums in 16 bits, and codes, per vector of channels."""
+
 Product = Callable[..., Expr]
 """Takes a sum, a function from the index of a level in a data word to the level, and a word of
 weights; returns the new sum."""
@@ -59,7 +67,8 @@ weights; returns the new sum."""
 def few_bit_conv2d(operator: Operator, spec: FewBitConv2d, form: str = "") -> None:
     """Write ``acc = start + sum(k * q)``, see `FewBitConv2d`, followed by the epilogue.
 
-    In the form `byte_products.FORM`, sums are matrix products of bytes.
+    In the form `byte_products.FORM`, sums are matrix products of bytes. In the form `SHORT`, sums
+    of packed weights begin in 16 bits.
     """
     if (flat := flattened(spec, byte_products.columns_of(form))) is not spec:
         operator.reshape(spec := flat)
@@ -87,12 +96,12 @@ def few_bit_conv2d(operator: Operator, spec: FewBitConv2d, form: str = "") -> No
         return started(total, at.h, at.w, at.block * LANES + lane)
 
     acc: list[Start]
-    if form:
+    if form.startswith(byte_products.FORM):
         sums = byte_products.summed(byte_products.of_levels(spec, data[0], weight), tiles[0], form)
         acc = [partial(whole, one) for one in sums]
     else:
         if spec.method == "packed":
-            read = _packed(spec, data, weight, tiles)
+            read = _packed(spec, data, weight, tiles, form == SHORT)
         else:
             write = _planes if spec.form == "planes" else _numbers
             read = write(spec, data, weight, tiles).__getitem__
@@ -124,12 +133,13 @@ def _products(per_word: int, total: Expr, datum: Callable[[int], Expr], word: Ex
 
 
 def _packed(
-    spec: FewBitConv2d, data: Sequence[Buffer], weight: Buffer, tiles: tuple[Any, ...]
+    spec: FewBitConv2d, data: Sequence[Buffer], weight: Buffer, tiles: tuple[Any, ...], short: bool
 ) -> Callable[[tuple[Expr, ...]], Expr]:
     """Write sums of products of levels and packed codes (see `few_bit_data`), and sums of levels.
 
     Codes are multiplied in place, without shifting them to the low bits of their bytes. Each
-    position in half a byte has a sum of its own, which is scaled by the position's weight.
+    position in half a byte has a sum of its own, which is scaled by the position's weight. If sums
+    are `short` first, there is one of them, and codes are shifted.
     """
     width, parts = spec.weight_bits, few_bit_data.sums_of_word(spec)
     *outer, held = data[0].shape
@@ -138,10 +148,13 @@ def _packed(
         "levels", buffer("levels", tiles[:3], "int32"), tiles[:3], [spec.channels], T.int32(0),
         lambda total, n, h, w, c: total + T.Cast("int32", levels[tuple(pixel(spec, n, h, w, c))]),
     )  # fmt: skip
-    product = partial(dot_of_codes, width)
     weight = aliased(weight, [tiles[3] * few_bit_data.group_words(spec), LANES])
-    sums = _sum(spec, "sum", tiles, levels, weight, 0, product, parts=parts)
     step, first = few_bit_data.CODES[width]
+    if short:
+        whole = _short_sums(spec, levels, weight, tiles)
+        return lambda i: whole[i] * step + total[i[:3]] * first
+    product = partial(dot_of_codes, width)
+    sums = _sum(spec, "sum", tiles, levels, weight, 0, product, parts=parts)
 
     def read(i: tuple[Expr, ...]) -> Expr:
         made: Expr = T.int32(0)
@@ -151,6 +164,79 @@ def _packed(
         return made * step + total[i[:3]] * first
 
     return read
+
+
+def _short_sums(
+    spec: FewBitConv2d, levels: Buffer, weight: Buffer, tiles: tuple[Any, ...]
+) -> Buffer:
+    """Write sums of products of levels and codes: in 16 bits over a few words, then in 32 bits."""
+    words, each = few_bit_data.group_words(spec), few_bit_data.short_words(spec)
+    turns, places = blocks(words, each), 8 // spec.weight_bits
+    codes = _codes(spec, weight, tiles[3])
+    tile = dict(zip("nhwo", tiles, strict=True))
+    made = buffer("short", (turns, *tiles[:3], tiles[3] * PAIRS), "int16")
+    with axes("short", {"turn": turns, **tile}, {"c": each, "place": places}) as i:
+        at, word, test = (i["turn"], i["n"], i["h"], i["w"]), i["turn"] * each + i["c"], None
+        if turns * each > words:
+            word, test = T.min(word, int64(words - 1)), word < words
+        here = Window(made, at, i["o"] * PAIRS, PAIRS)
+        channel, begin = (word * places + i["place"]) * 4, i["place"] * BYTES
+        *pixel_, channel = pixel(spec, i["n"], i["h"], i["w"], channel)
+
+        def four(first: Expr, end: Expr | None = None) -> Expr:
+            part = channel + first if end is None else slice(channel + first, channel + end)
+            return levels[tuple([*pixel_, part])]
+
+        def code(first: Expr, end: Expr | None = None) -> Expr:
+            part = begin + first if end is None else slice(begin + first, begin + end)
+            return codes[i["o"], word, part]
+
+        T.reads(four(0, 4), code(0, BYTES))
+        T.writes(here.region)
+        here.clear(PAIRS)
+        with under(test), T.grid(int64(PAIRS)) as loop, T.sblock("short_add"):
+            lane = T.axis.spatial(int64(PAIRS), loop)
+            where, start = (*at, i["o"] * PAIRS + lane), lane % 2 * 2
+            T.reads(made[where], four(start, start + 2), code(lane * 2, lane * 2 + 2))
+            T.writes(made[where])
+            T.buffer_store(made, dot_of_pair(made[where], four, code, lane), list(where))
+    return _long_sums(made, tile, turns)
+
+
+def _codes(spec: FewBitConv2d, weight: Buffer, vectors: Any) -> Buffer:
+    """Write the codes of each word, one position within its bytes after the other, as bytes."""
+    words, width = few_bit_data.group_words(spec), spec.weight_bits
+    places = 8 // width
+    weight = aliased(weight, [vectors * words, BYTES], "uint8")
+    codes = buffer("codes", (vectors, words, places * BYTES), "uint8")
+    with axes("codes", {"o": vectors, "c": words, "place": places}, {}) as i:
+        packed, first = packed_vector(spec, i["o"], i["c"]), i["place"] * BYTES
+        T.reads(weight[packed, 0:BYTES])
+        T.writes(codes[i["o"], i["c"], first : first + BYTES])
+        with T.vectorized(int64(BYTES)) as lane:
+            moved = T.shift_right(weight[packed, lane], T.Cast("uint8", i["place"] * width))
+            code = T.bitwise_and(moved, T.uint8(2**width - 1))
+            T.buffer_store(codes, code, [i["o"], i["c"], first + lane])
+    return codes
+
+
+def _long_sums(short: Buffer, tile: dict[str, Any], turns: int) -> Buffer:
+    """Write sums in 32 bits of pairs of sums in 16 bits."""
+    *outer, vectors = tile.values()
+    sums = buffer("sum", (*outer, vectors * LANES), "int32")
+    with axes("sum", tile, {"turn": turns}) as i:
+        at, first = (i["n"], i["h"], i["w"]), i["o"] * LANES
+        here = Window(sums, at, first, LANES)
+        T.reads(short[tuple([i["turn"], *at, slice(first * 2, first * 2 + PAIRS)])])
+        T.writes(here.region)
+        here.clear(LANES)
+        with T.grid(int64(LANES)) as loop, T.sblock("sum_add"):
+            lane = T.axis.spatial(int64(LANES), loop)
+            where = (*at, first + lane)
+            pair = [short[tuple([i["turn"], *at, (first + lane) * 2 + k])] for k in range(2)]
+            added = sums[where] + (T.Cast("int32", pair[0]) + T.Cast("int32", pair[1]))
+            T.buffer_store(sums, added, list(where))
+    return sums
 
 
 def _planes(

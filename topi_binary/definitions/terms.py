@@ -129,6 +129,28 @@ def byte_mask(width: int, first: int = 0) -> int:
     return ((1 << width) - 1 << first) * 0x01010101
 
 
+def dot_of_pair(
+    total: Any, level: Callable[[Any], Any], code: Callable[[Any], Any], lane: Any
+) -> Any:
+    """Add products of two of four levels with two codes to a sum in 16 bits.
+
+    Parameters
+    ----------
+    total : Expr of int16
+        The sum so far.
+    level : callable
+        Takes the index of one of four levels.
+    code : callable
+        Takes the index of a code: those of a channel for four levels are adjacent.
+    lane : Expr
+        Number of the sum: two for each channel.
+    """
+    for number in range(2):
+        pair = level(lane % 2 * 2 + number), code(lane * 2 + number)
+        total = total + T.Cast("int16", pair[0]) * T.Cast("int16", pair[1])
+    return total
+
+
 def dot_of_codes(width: int, total: Any, datum: Callable[[int], Any], word: Any, part: int) -> Any:
     """Add products of levels with the packed codes at position `part` of each half byte to `total`.
 
