@@ -31,7 +31,7 @@ from bnncc.recognise.doubles import EXACT, in_double, meanings, number_doubles
 from bnncc.recognise.few_bit import FEW_BIT_CONV, Choose, attempt
 from bnncc.recognise.few_values import few_values
 from bnncc.recognise.filters import Weights, binary_weight, few_bit_weights
-from bnncc.recognise.lattice import Lattice, as_multiples, in_units, lattices
+from bnncc.recognise.lattice import MAX_FILLED, Lattice, as_multiples, in_units, lattices
 from bnncc.recognise.operands import (
     bias_of,
     channels_last,
@@ -180,6 +180,11 @@ class _Look:
     held: dict[str, Array]
     producers: dict[str, Node]
 
+    def count(self, name: str) -> int:
+        """Return how many values a tensor takes; 0 if they are many, as those of an image are."""
+        count = len(self.held.get(name, ()))
+        return count if count <= MAX_FILLED else 0
+
 
 def _try(node: Node, look: _Look, choose: Choose | None) -> list[Node] | tuple[str, str]:
     """Return a binary or few-bit layer and the nodes after it, or a reason and a remedy."""
@@ -213,8 +218,7 @@ def _try_binary(
             return shown
         if found is not None:
             return reasons.few_bit_weights(node, name, look.graph, look.producers, found)
-        values = len(look.held.get(name, ()))
-        return reasons.neither(node, name, look.graph, look.producers, values)
+        return reasons.neither(node, name, look.graph, look.producers, look.count(name))
     if isinstance(data, tuple):
         shown = _why_real(node, look)
         return (
@@ -246,7 +250,7 @@ def _why_real(node: Node, look: _Look) -> tuple[str, str] | None:
         )
     if (why := _divided(name, graph, producers)) is not None:
         return why
-    count = len(look.held.get(name, ()))
+    count = look.count(name)
     if count < 3:
         return None
     return (

@@ -5,7 +5,8 @@
 
 Sets of values are propagated through operators by evaluating these on all combinations. If a layer
 reads a float32 tensor of few, evenly spaced values (some may be missing) that no sign or quantizer
-produced, an additional decision that returns the same numbers gives the layer bits to read.
+produced, an additional decision that returns the same numbers gives the layer bits to read. Inputs
+of 8 bits take few values, too, but images do not pay: their pixels fill no words.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from bnncc.recognise.lattice import (
     unevenness,
 )
 from bnncc.recognise.operands import filters_of
+from bnncc.topi_binary.layout import WORD_BITS
 from bnncc.recognise.step_functions import interval
 
 Array = np.ndarray[Any, Any]
@@ -43,6 +45,7 @@ _ROUNDINGS = {"Round", "Floor", "Ceil"}
 _ROUNDED = 1e-5
 """Relative margin that covers the rounding of a bound."""
 
+_BYTES = ("int8", "uint8")
 _LAYERS = {"Conv", "Gemm", "MatMul"}
 
 
@@ -52,14 +55,19 @@ def few_values(graph: Graph) -> dict[str, Array]:
     Returns
     -------
     dict of str to ndarray
-        By tensor, all values it can take, ascending, at most `MAX_FILLED`.
+        By tensor, all values it can take, ascending, at most `MAX_FILLED`; or up to 256 that follow
+        from an input of 8 bits.
     """
     table: dict[str, Array] = {}
     producers = graph.producers()
     for name in graph.inputs:
         kind = graph.datatypes.get(name)
-        if graph.types[name].dtype == "bool":
+        dtype = graph.types[name].dtype
+        if dtype == "bool":
             table[name] = np.array([False, True])
+        elif dtype in _BYTES:
+            limits = np.iinfo(dtype)
+            table[name] = np.arange(limits.min, limits.max + 1).astype(dtype)
         elif kind is not None and 1 < kind.count <= MAX_FILLED:
             declared = kind.low + kind.step * np.arange(kind.count)
             table[name] = declared.astype(graph.types[name].dtype)
@@ -70,7 +78,8 @@ def few_values(graph: Graph) -> dict[str, Array]:
         values = np.unique(values)
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             continue
-        if 0 < len(values) <= MAX_FILLED:
+        most = max((len(table.get(i, ())) for i in node.inputs), default=0)
+        if 0 < len(values) <= max(most, MAX_FILLED):
             table.update({out: values for out in node.outputs if out})
     return table
 
@@ -192,6 +201,8 @@ def read_again(graph: Graph) -> None:
         values = None if name is None else full[name]
         if name is None or name in renamed or values is None or not _counted(node, graph):
             continue
+        if len(values) > MAX_FILLED and not _fills_words(node, graph):
+            continue
         made = graph.fresh(f"{name}.again")
         graph.types[made] = graph.types[name]
         label = producers[name].name if name in producers else name
@@ -210,6 +221,13 @@ def _counted(node: Node, graph: Graph) -> bool:
     if isinstance(filters, tuple):
         return False
     return any(f(filters) is not None for f in (binary_weight, few_bit_weights, two_valued_filters))
+
+
+def _fills_words(node: Node, graph: Graph) -> bool:
+    """Whether a pixel, or a row, of the data of a layer fills enough of a word."""
+    weight = graph.constants[node.inputs[1]]
+    terms = weight.shape[1] if node.op == "Conv" else graph.types[node.inputs[0]].shape[-1]
+    return isinstance(terms, int) and terms >= WORD_BITS // 2
 
 
 def _first_usable(
