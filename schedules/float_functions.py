@@ -28,38 +28,36 @@ Expr = Any
 FUNCTIONS = ("exp", "log", "log1p", "sigmoid", "swish", "tanh", "erf")
 """Names of TVM's operators; `benchmarks/float_functions.py` measures their errors."""
 
+_OF_LANES = ("log1p", "erf")
+"""Those that TVM applies to one lane after another, unless told that they take vectors."""
+
+for _name in _OF_LANES:
+    tvm.ir.register_op_attr(f"tirx.{_name}", "TVectorizable", True)
+
 _LN2 = (0.693359375, -2.12194440e-4)
 """ln 2 in two parts; the product of the first part and an exponent is exact."""
 
-_EXP = (0.4999999701976776, 0.1666654646396637, 0.04166743531823158, 0.00836627185344696,
-        0.0013870694674551487)  # fmt: skip
-"""Coefficients of ``(exp(r) - 1 - r) / r**2``, for abs(r) up to ln(2) / 2."""
+_EXP = (0.49999985098838806, 0.16666525602340698, 0.04167012497782707, 0.008368261158466339,
+        0.001372785773128271)  # fmt: skip
+"""Coefficients of ``(exp(r) - 1 - r) / r**2``, for abs(r) up to ln(2) / 2, weighted so that the
+error is small relative to ``exp(r) - 1``, too."""
 
 _LOG = (0.3333333134651184, -0.2500081956386566, 0.2000124156475067, -0.166234090924263,
         0.14201579988002777, -0.13159610331058502, 0.12762217223644257,
         -0.07636439055204391)  # fmt: skip
 """Coefficients of ``(log(1 + f) - f + f**2 / 2) / f**3``, for 1 + f in [sqrt(1/2), sqrt(2)]."""
 
-_TANH_HALF = 0.5493061542510986
-"""Argument for which tanh is 0.5."""
+_TANH = (-0.33333322405815125, 0.1333114206790924, -0.052715279161930084)
+"""Coefficients of ``(tanh(r) / r - 1) / r**2`` in ``r**2``, for abs(r) up to ln(2) / 4."""
 
-_TANH_NEAR = (-0.33333316445350647, 0.13332544267177582, -0.0538475476205349, 0.02105071395635605,
-              -0.00624284939840436)  # fmt: skip
-"""Coefficients of ``(tanh(x) / x - 1) / x**2`` in ``x**2``, for x up to `_TANH_HALF`."""
+_ERF = (0.12837916612625122, -0.6366196274757385, 0.10277402400970459, 0.019135333597660065,
+        -0.00019712460925802588, -0.0017061051912605762, -0.0006549801910296082,
+        -0.00012396926467772573, -9.970613064069767e-06)  # fmt: skip
+"""Coefficients of ``log(1 + erf(x)) / x - 1``, for x from -4 to 0. The result is up to 0.2 ulp too
+small near -0.22, where rounding errors are largest and of the other sign."""
 
-_ERF_NEAR = (0.12837916612625122, -0.3761262595653534, 0.11283578723669052, -0.026853347197175026,
-             0.005187162198126316, -0.0007997853099368513, 7.806903886375949e-05)  # fmt: skip
-"""Coefficients of ``erf(x) / x - 1`` in ``x**2``, for x up to 1."""
-
-_ERF_FAR = (0.00035371718695387244, 1.1270400285720825, 0.6382257342338562, 0.1030372679233551,
-            -0.02180524170398712, 0.0029395809397101402, -0.00018557067960500717)  # fmt: skip
-"""Coefficients of ``-log(1 - erf(x))``, for x from 1 to 4."""
-
-_VANISHED = -110.0
-"""Below, ``x * exp(x)`` is less than half of the smallest float32 number."""
-
-_INVERSE = 1.4571067811865475
-"""Less half of x, it is ``1 / x`` to within 0.043, for x from 1 to 2."""
+_VANISHED = 110.0
+"""For larger x, ``x * exp(-x)`` is less than half of the smallest float32 number."""
 
 _SQRT_HALF, _SIGN = 0x3F3504F3, -(2**31)
 """Bits of sqrt(1/2) and of -0."""
@@ -119,6 +117,10 @@ class _Writer:
     def magnitude(self, x: Expr) -> Expr:
         return self.floats(self.bits(x) & self.whole(~_SIGN))
 
+    def negative(self, x: Expr) -> Expr:
+        """Return minus the magnitude."""
+        return self.floats(self.bits(x) | self.whole(_SIGN))
+
     def signed(self, size: Expr, x: Expr) -> Expr:
         return self.floats(self.bits(size) | (self.bits(x) & self.whole(_SIGN)))
 
@@ -130,20 +132,33 @@ class _Writer:
         """Return what `reduced` adds so that its factor is 2**by times as large."""
         return self.number(_TO_WHOLE + 127 + by)
 
-    def reduced(self, x: Expr, to_whole: Expr) -> tuple[Expr, Expr]:
-        """Return a power of two, and ``exp(r) - 1``.
+    def divided(self, x: Expr, to_whole: Expr, period: Sequence[float] = _LN2) -> tuple[Expr, Expr]:
+        """Return a power of two, and r: the argument is ``n * period + r``, with an integer n.
 
-        The argument is ``n * ln(2) + r``, with an integer n and a small r. The power is 2**n, times
-        what `raising` says, and must be a normal number.
+        The power is 2**n, times what `raising` says, and must be a normal number or infinity.
+
+        Parameters
+        ----------
+        period : sequence of float, default _LN2
+            Its parts. One is enough where the result hardly depends on r if n is large.
         """
-        shifted = self.shared(self.multiply_add(x, self.number(1 / math.log(2)), to_whole))
+        shifted = self.shared(self.multiply_add(x, self.number(1 / sum(period)), to_whole))
         n = self.shared(shifted - to_whole)
-        r = self.multiply_add(n, self.number(-_LN2[0]), x)
-        r = self.shared(self.multiply_add(n, self.number(-_LN2[1]), r))
+        for part in period:
+            x = self.multiply_add(n, self.number(-part), x)
         # The low bits are the exponent; the others are shifted out.
         bits = tirx.reinterpret(self.kind("uint32"), shifted)
         power = self.floats(bits << self._all(tirx.const(23, "uint32")))
-        return self.shared(power), self.multiply_add(self.polynomial(r, _EXP), r * r, r)
+        return self.shared(power), self.shared(x)
+
+    def reduced(self, x: Expr, to_whole: Expr, period: Sequence[float] = _LN2) -> tuple[Expr, Expr]:
+        """Return a power of two and ``exp(r) - 1`` for what `divided` returns."""
+        power, r = self.divided(x, to_whole, period)
+        # Not one after the other: processors wait for results more than for units.
+        square, (c0, c1, c2, c3, c4) = self.shared(r * r), map(self.number, _EXP)
+        high = self.multiply_add(square, c4, self.multiply_add(r, c3, c2))
+        terms = self.multiply_add(high, square, self.multiply_add(r, c1, c0))
+        return power, self.shared(self.multiply_add(terms, square, r))
 
     def exp(self, x: Expr) -> Expr:
         x = self.shared(self.most(-105.0, self.least(89.0, x)))
@@ -152,7 +167,7 @@ class _Writer:
         to_whole = tirx.Select(small, self.raising(64), self.raising(-64))
         factor, rest = self.reduced(x, self.shared(to_whole))
         rest_of_factor = tirx.Select(small, self.number(2.0**-64), self.number(2.0**64))
-        return (rest + self.number(1)) * factor * rest_of_factor
+        return self.multiply_add(rest, factor, factor) * rest_of_factor
 
     def log(self, x: Expr) -> Expr:
         x, tiny = self.shared(x), self.number(2.0**-126)
@@ -187,60 +202,61 @@ class _Writer:
         return tirx.Select(x < infinity, found, x)
 
     def sigmoid(self, x: Expr) -> Expr:
-        x = self.shared(x)
-        below, factor, rest = self.logistic(x, -105.0)
-        dividend = (rest + self.number(1)) * factor
-        dividend = tirx.Select(self.minus(x), dividend, self.number(2.0**64))
-        return dividend / below * self.number(2.0**-64)
+        x, one, lowered = self.shared(x), self.number(1), self.number(2.0**-64)
+        size = self.shared(self.least(105.0, self.magnitude(x)))
+        power, rest = self.reduced(size, self.raising(-64))
+        above = self.one_more(power, rest, lowered)
+        low = self.shared(lowered / above)
+        return tirx.Select(self.minus(x), low, one - low)
 
     def swish(self, x: Expr) -> Expr:
-        x, one = self.shared(x), self.number(1)
-        # Results below are -0, and NaN for -inf. TVM would simplify a product with 0.
-        vanished = self.floats(self.bits(x - x) | self.whole(_SIGN))
-        near = self.shared(tirx.Select(x < self.number(_VANISHED), vanished, x))
-        below, factor, rest = self.logistic(near, _VANISHED)
-        minus, lower_by = self.minus(near), self.number(2.0**-64)
-        dividend = tirx.Select(minus, self.multiply_add(near, rest, near) * factor, near)
-        return dividend / below * tirx.Select(minus, lower_by, one)
+        x = self.shared(x)
+        minus, one = self.minus(x), self.number(1)
+        # For negative x, all is divided by 2**64, because exp(-x) may be outside of float32.
+        lowered = self.shared(tirx.Select(minus, self.number(2.0**-64), one))
+        to_whole = self.shared(tirx.Select(minus, self.raising(-64), self.raising(0)))
+        opposite = self.floats(self.bits(x) ^ self.whole(_SIGN))
+        opposite = self.shared(self.most(-40.0, self.least(_VANISHED + 1, opposite)))
+        power, rest = self.reduced(opposite, to_whole)
+        # By 0, other negative numbers become -0, and -inf becomes NaN.
+        vanished = self.number(_VANISHED) < opposite
+        last = tirx.Select(vanished, self.number(0), lowered)
+        return x / self.one_more(power, rest, lowered) * last
 
-    def logistic(self, x: Expr, least: float) -> tuple[Expr, Expr, Expr]:
-        """Return ``1 + p`` for ``p = exp(max(-abs(x), least))``, a factor and a small number.
+    def one_more(self, power: Expr, rest: Expr, one: Expr) -> Expr:
+        """Return ``power * (1 + rest) + one``, hardly ever rounded twice.
 
-        The quotient of p and the sum is that of ``(1 + small) * factor * 2**-64`` and the sum as it
-        is rounded. The factor is a power of two; p may be subnormal.
+        What the sum of the two powers of two loses, where one is 2**24 of the other, is added.
         """
-        one, lower_by = self.number(1), self.number(2.0**-64)
-        minus = self.floats(self.bits(x) | self.whole(_SIGN))
-        factor, rest = self.reduced(self.shared(self.most(least, minus)), self.raising(64))
-        rest = self.shared(rest)
-        whole = self.shared(rest + one)
-        power = self.shared(whole * factor)
-        below = self.shared(self.multiply_add(power, lower_by, one))
-        lost = self.multiply_add(power, lower_by, one - below) * whole
-        inverse = self.multiply_add(below, self.number(0.5), self.number(-_INVERSE))
-        return below, factor, self.multiply_add(lost, inverse, rest)
+        total = self.shared(power + one)
+        lost = (power - total) + one
+        return self.multiply_add(power, rest, lost) + total
 
     def tanh(self, x: Expr) -> Expr:
         x, one = self.shared(x), self.number(1)
-        size = self.shared(self.magnitude(x))
-        square = self.shared(size * size)
-        near = self.multiply_add(self.polynomial(square, _TANH_NEAR), square * size, size)
-        factor, rest = self.reduced(
-            self.shared(self.most(-20.0, size * self.number(-2))), self.raising(0)
-        )
-        power = self.shared((rest + one) * factor)
-        far = self.multiply_add(power / (power + one), self.number(-2), one)
-        return self.signed(tirx.Select(size < self.number(_TANH_HALF), near, far), x)
+        size = self.shared(self.most(-10.0, self.negative(x)))
+        power, r = self.divided(size, self.raising(0), (math.log(2) / 2,))
+        square = self.shared(r * r)
+        t = self.shared(self.multiply_add(self.polynomial(square, _TANH), square * r, r))
+        # tanh(a + r) = (tanh(a) + t) / (1 + tanh(a) * t), for tanh(a) = less / more. The numerator
+        # is the difference from a number near the result, so that its rounding counts less.
+        less, more = self.shared(power - one), self.shared(power + one)
+        near = self.shared(less * less)
+        factor, rest = self.multiply_add(near, less, more), self.multiply_add(near, more, less)
+        off = self.multiply_add(factor, t, rest) / self.multiply_add(less, t, more)
+        return self.signed(near - off, x)
 
     def erf(self, x: Expr) -> Expr:
-        x = self.shared(x)
-        size = self.shared(self.least(4.0, self.magnitude(x)))
-        near = self.multiply_add(size, self.polynomial(self.shared(size * size), _ERF_NEAR), size)
-        factor, rest = self.reduced(
-            self.shared(self.number(0) - self.polynomial(size, _ERF_FAR)), self.raising(0)
-        )
-        far = self.number(1) - (rest + self.number(1)) * factor
-        return self.signed(tirx.Select(size < self.number(1), near, far), x)
+        x, one = self.shared(x), self.number(1)
+        size = self.shared(self.most(-4.0, self.negative(x)))
+        square = self.shared(size * size)
+        even, odd = self.polynomial(square, _ERF[2::2]), self.polynomial(square, _ERF[1::2])
+        terms = self.multiply_add(size, even, odd)
+        terms = self.multiply_add(terms, size, self.number(_ERF[0]))
+        logarithm = self.shared(self.multiply_add(size, terms, size))
+        # 2**256 in an exponent of eight bits is its sign: the power is negative.
+        power, rest = self.reduced(logarithm, self.raising(256), (math.log(2),))
+        return self.signed(self.multiply_add(power, rest, power + one), x)
 
 
 def written(
@@ -283,9 +299,22 @@ def expanded(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     def call(node: Any) -> Any:
         name = str(getattr(node.op, "name", "")).removeprefix("tirx.")
-        if name not in FUNCTIONS or not str(node.ty).startswith("float32"):
+        if name not in FUNCTIONS:
             return node
-        names, body = written(name, node.args[0], tvm.DataType(str(node.ty)).lanes, multiply_add)
-        return reduce(lambda inner, one: tirx.Let(*one, inner), reversed(names), body)
+        kind = tvm.DataType(str(node.ty))
+        if str(kind).startswith("float32"):
+            names, body = written(name, node.args[0], kind.lanes, multiply_add)
+            return reduce(lambda inner, one: tirx.Let(*one, inner), reversed(names), body)
+        if name in _OF_LANES and kind.lanes > 1:
+            return _one_by_one(node, kind)
+        return node
 
     return func.with_body(tvm_ffi.structural_map(func.body, (tvm.ir.Call, call)))
+
+
+def _one_by_one(call: Any, kind: tvm.DataType) -> Expr:
+    """Apply a function of the C library to each lane."""
+    x, each = tirx.Var("lanes", call.args[0].ty), range(kind.lanes)
+    base = str(kind).partition("x")[0]
+    found = [tirx.call_intrin(base, call.op.name, tirx.Shuffle([x], [i])) for i in each]
+    return tirx.Let(x, call.args[0], tirx.Shuffle(found, [*each]))

@@ -57,8 +57,8 @@ def ulps(found: Array, exact: Array) -> Array:
     return np.where(same, 0.0, np.abs(found - exact) / unit)
 
 
-def definition(name: str, count: int) -> Any:
-    x = te.placeholder((count,), "float32", "x")
+def definition(name: str, count: int, dtype: str = "float32") -> Any:
+    x = te.placeholder((count,), dtype, "x")
     function = swish if name == "swish" else getattr(tirx, name)
     y = te.compute((count,), lambda i: function(x[i]), "y")
     return te.create_prim_func([x, y])
@@ -84,8 +84,8 @@ def test_functions_are_within_2_ulp(target: str, size: str) -> None:
         with np.errstate(all="ignore"):
             exact = EXACT[name](given.astype(np.float64))
             off = ulps(found, exact)
-        if target == "armv7":
-            off[np.abs(exact) < LEAST] = 0
+        if target == "armv7":  # nor does it add what erf(x) and x differ by, if that is denormal
+            off[np.abs(exact) < 16 * LEAST] = 0
         worst = int(np.argmax(np.where(np.isnan(off), np.inf, off)))
         assert off[worst] <= 2, (name, given[worst], found[worst], exact[worst])
         numbers = ~np.isnan(exact) & (found != 0)
@@ -145,6 +145,18 @@ def test_signs_after_a_function_are_those_of_the_exact_one(target: str) -> None:
         else:
             assert np.array_equal(np.sign(found), np.sign(given))
             assert np.array_equal(np.signbit(found), np.signbit(given))
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_float64_is_the_c_library_s(target: str) -> None:
+    names = [name for name in FUNCTIONS if name != "swish"]
+    spec = catalog.resolve(target)
+    kernels = {n: generic.schedule(definition(n, 67, "float64"), spec) for n in names}
+    library, given = build(kernels, spec), np.linspace(0.1, 3, 67)
+    for name in names:
+        made = tvm.runtime.tensor(np.zeros(67))
+        library[name](tvm.runtime.tensor(given), made)
+        assert np.allclose(made.numpy(), EXACT[name](given), rtol=1e-14), name
 
 
 def test_no_function_of_the_library_is_called() -> None:
