@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bnncc.targets import host
+from bnncc.targets import catalog, host
 
 SOURCE = Path(__file__).with_suffix(".c")
 
@@ -30,6 +30,9 @@ def load() -> ctypes.CDLL | None:
         return None
     if "amx_tile" in Path("/proc/cpuinfo").read_text().split():
         pytest.skip("this system keeps tiles from its programs")
+    others = {f for f in catalog.CATALOG["x86-64-v4-amx"].features if not f.startswith("amx")}
+    if not others <= host.features():
+        pytest.skip("kernels on tiles also need AVX-512")
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler")
     with tempfile.TemporaryDirectory() as folder:
