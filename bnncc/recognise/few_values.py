@@ -33,8 +33,8 @@ from bnncc.recognise.lattice import (
     unevenness,
 )
 from bnncc.recognise.operands import filters_of
-from bnncc.topi_binary.layout import WORD_BITS
 from bnncc.recognise.step_functions import interval
+from bnncc.topi_binary.layout import WORD_BITS
 
 Array = np.ndarray[Any, Any]
 
