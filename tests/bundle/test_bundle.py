@@ -33,12 +33,13 @@ from bnncc.targets import catalog
 from bnncc.topi_binary.spec import BinaryConv2d, Step
 from bnncc.tuning.task import Task
 from tests.devices import DIGITS
-from tests.planted import PLANTED
+from tests.planted import PLANTED, WHY_NOT
 from tests.tiny import BASELINE
 
 # Few pixels, so that no tiles are used where there are such.
 SPEC = BinaryConv2d(20, 2, 14, 64, 32, (3, 3), pads=(1, 1, 1, 1), steps=(Step("threshold"),))
 NATIVE = catalog.native()
+pytestmark = pytest.mark.skipif(NATIVE.popcount == "lookup", reason=WHY_NOT)
 QUIET_SECONDS = 8  # a loaded machine may need some to start a process
 MEGABYTES = 4
 """What the archive of one kernel and one network may take: TVM's runtime is half of it."""

@@ -52,7 +52,8 @@ CASES: list[Own] = [
     ("DFT", 20, [real(2, 12, 1), ("n", ints(16)[0]), ("axis", ints(1)[0])], {"onesided": 1}, 1),
     ("ConvInteger", 18, [np.full((1, 256, 5, 5), 255, "uint8"),
                          ("w", np.full((16, 256, 3, 3), 127, "int8"))], {"pads": [1] * 4}, 1),
-    ("MatMulInteger", 18, [small("uint8", 3, 300), small("int8", 300, 7)], {}, 1),
+    # ONNX Runtime saturates pairs of larger products on CPUs without VNNI.
+    ("MatMulInteger", 18, [small("uint8", 3, 300), small("int8", 300, 7) // 2], {}, 1),
     ("ConvTranspose", 18, [real(1, 1, 3, 3), ("w", real(1, 2, 3, 3))],
      {"strides": [3, 2], "output_shape": [9, 7]}, 1),
     resize([1, 1, 1.7, 2.3], mode="linear"),

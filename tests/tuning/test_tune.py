@@ -52,7 +52,7 @@ from bnncc.tuning.tuner import Progress, Result, Tuner, tasks_of
 from tests.devices import DIGITS, ENVIRONMENT, until
 from tests.kernel_harness import run_kernel
 from tests.passes import test_products
-from tests.planted import PLANTED
+from tests.planted import PLANTED, WHY_NOT
 
 KERNEL = Workload.of(
     BinaryConv2d(2, 4, 8, 64, 32, (3, 3), pads=(1, 1, 1, 1), steps=(Step("threshold"),))
@@ -144,6 +144,7 @@ def test_one_process_writes_at_a_time(tuned: Path) -> None:
         tune(tuned, 20)
 
 
+@pytest.mark.skipif(NATIVE.popcount == "lookup", reason=WHY_NOT)
 def test_bad_kernels_cost_their_trial_and_nothing_else(tmp_path: Path) -> None:
     bad = set(PLANTED.values())
     result = tune(tmp_path, 14, ("tests.planted",), jobs=2, measure_seconds=3.0)
@@ -276,11 +277,11 @@ def test_records_can_be_listed_pruned_and_merged(
     assert kernel["best"] == pytest.approx(best.seconds * 1e6)
     assert kernel["unit"] == "us"
     assert "BinaryConv2d 64,4x8 -> 32 3x3" in run("list", tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     narrow = run("list", tmp_path).splitlines()
-    assert max(map(len, narrow)) <= 80
-    assert narrow[-1] == "not shown in 80 columns: point"
+    assert max(map(len, narrow)) <= 60
+    assert narrow[-1].startswith("not shown in 60 columns: point")
     assert cli.main(["records", "list", str(tmp_path / "none")]) == 2
 
 
