@@ -220,7 +220,9 @@ def _vectors(spec: FewBitConv2d, target: TargetSpec, columns: int) -> int:
     budget = _budget(spec, target)
     if _short(spec, target) is not None:  # a vector of words stays in registers, too
         room = (target.vector_registers - SHORT_SPARE) // target.registers_per_vector(LANES)
-        budget = min(CODE_SUMS, room // (columns + 1) * columns)
+        # Tiles of a symbolic number of rows share memory with those of a rest.
+        most = CODE_SUMS // 2 if channel_tiles.any_rows(flattened(spec)) else CODE_SUMS
+        budget = min(most, room // (columns + 1) * columns)
     return max(1, min(budget // columns, MAX_VECTORS, layout.blocks(spec.out_channels)))
 
 
