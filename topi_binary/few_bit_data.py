@@ -80,7 +80,8 @@ def sums_of_word(spec: FewBitConv2d) -> int:
 def short_words(spec: FewBitConv2d) -> int:
     """Return the number of words of ``packed`` weights whose products are added in 16 bits.
 
-    Sums of two products never exceed the range of int16, so saturating additions are exact.
+    As many as sums of pairs of products, if all are the largest, can be in int16; a divisor of the
+    number of all words if there is one of at least half of that.
     """
     largest = (2**spec.weight_bits - 1) * (2**spec.data_bits - 1)
     most = max(1, MAX_SHORT // (2 * largest) // (8 // spec.weight_bits))
