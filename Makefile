@@ -9,7 +9,8 @@ BENCH ?=
 PYTEST_ARGS ?=
 # How many tests run at once: a number, 0 for none beside pytest's own process, or auto.
 JOBS ?= auto
-PYTEST := $(PY) -m pytest --numprocesses $(JOBS) --maxprocesses 8 --dist loadfile $(PYTEST_ARGS)
+# NumPy's own threads would wait for work in busy loops on cores that the other workers need.
+PYTEST := OPENBLAS_NUM_THREADS=1 $(PY) -m pytest --numprocesses $(JOBS) --maxprocesses 8 --dist loadfile $(PYTEST_ARGS)
 
 # Thread counts are part of what is measured and tested, so none is inherited.
 unexport TVM_NUM_THREADS
