@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,19 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[ALL] = "1"
     if path := config.getoption("--resume"):
         config.pluginmanager.register(Resumed(path, not hasattr(config, "workerinput")))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    met: Counter[str] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("sampled")
+        if marker is None or item.get_closest_marker("slow"):
+            continue
+        test = item.nodeid.partition("[")[0]
+        if met[test] % marker.args[0]:
+            item.add_marker("slow")
+        met[test] += 1
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -177,6 +177,7 @@ SAMPLE = {type(spec): spec for spec in CASES[: -len(definition_cases.LONG)]}
 """One case of each kind."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "spec",
     [

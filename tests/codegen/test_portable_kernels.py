@@ -23,6 +23,7 @@ CASES = [
 ] + [pytest.param(spec, marks=pytest.mark.slow) for spec in definition_cases.LONG]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("spec", CASES, ids=lambda spec: Workload.of(spec).name)
 def test_portable_c_computes_what_the_oracle_computes(spec: Spec) -> None:
     spec = fixed(spec)

@@ -16,7 +16,7 @@ from tests.fuzz_readers import READERS, fuzz
 from tests.mxnet_files import Net, small
 from tests.qonnx_models import Builder
 
-MUTATIONS, PARTS = (500, 20) if os.environ.get(ALL) else (150, 1)
+MUTATIONS, PARTS = (500, 20) if os.environ.get(ALL) else (60, 1)
 
 
 def _onnx(folder: Path) -> list[list[Path]]:

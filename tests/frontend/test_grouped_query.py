@@ -264,6 +264,7 @@ def step(
 HALF = {"past": "past", "whole": "past+1", "batch": "batch", "dtype": "float16"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("sizes", "bounds", "batches"),
     [

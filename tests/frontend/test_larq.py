@@ -60,6 +60,7 @@ def test_graph(name: str) -> None:
     compare(evaluate(graph, feeds), graph.outputs, name)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", [n if n in COMPILED else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
 )

@@ -56,6 +56,7 @@ def run(
     return {"report": artifact.report, **artifact.run({"x": x})}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("few_bit", ["bitplanes", pytest.param("auto", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
 def test_every_pair_of_bits_is_exact(bits: int, few_bit: str) -> None:

@@ -153,6 +153,7 @@ def test_other_layers_are_left_alone() -> None:
     assert [n.op for n in plain].count("Conv") == 3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", [*FLOATS_HERE, "native"])
 @pytest.mark.parametrize("operands", ["bfloat16", "int8"])
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ KINDS: list[tuple[str, tuple[int, ...], tuple[int, ...], int]] = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize(("kind", "thresholds", "flip", "channels"), KINDS)

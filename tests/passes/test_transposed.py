@@ -65,6 +65,7 @@ def network(form: dict[str, Any], *, binary: bool, how: str, batch: int | str = 
     return net
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_binary_ones_equal_onnxruntime(form: dict[str, Any]) -> None:
     number = FORMS.index(form)

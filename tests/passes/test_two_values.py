@@ -31,6 +31,7 @@ def test_any_two_values_in_float64(pads: int) -> None:
     check(g.model(out, SHAPE), ["few_bit"], inputs("float64"), near=1e-12)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize(("pads", "stride", "fill"), [(1, 2, None), (0, 1, 0.4)])

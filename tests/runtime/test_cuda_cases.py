@@ -29,6 +29,7 @@ def compared(target: str, part: str, folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(len(MAIN)))
 def test_some_kernels(number: int, tmp_path: Path) -> None:
     compared(MAIN[number], f"{number}::{SAMPLE}", tmp_path)

@@ -266,6 +266,7 @@ def test_arrays_that_do_not_fit(grown: bnncc.Artifact) -> None:
     np.testing.assert_allclose(grown.run(reversed_rows)["y"], expected["y"], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", ["native", "x86-64-v2"])
 @pytest.mark.parametrize("tokens", [1, 9])
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])

@@ -92,6 +92,7 @@ def test_refused() -> None:
         CompileOptions(threads=0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [

@@ -58,6 +58,7 @@ def _same_levels(spec: FewBitConv2d, got: list, want: list) -> None:
         same([one], [other])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", [*TARGETS, NATIVE, *TILES])
 @pytest.mark.parametrize("method", [m for m in few_bit_data.METHODS if m != "packed"])
 def test_every_method_on_every_target(method: str, target: str) -> None:
@@ -193,6 +194,7 @@ def test_dense_layers(method: str) -> None:
     _check(replace(DENSE, method=method, starts=True), NATIVE, 1)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("target", [*TARGETS, *EMULATED[1:], NATIVE])
 @pytest.mark.parametrize("method", few_bit_data.METHODS)
 def test_dense_layers_of_any_number_of_rows(method: str, target: str) -> None:

@@ -103,6 +103,7 @@ def _run(module: tvm.IRModule, inputs: list[np.ndarray], target: tvm.target.Targ
     return machine["main"](*[tvm.runtime.tensor(x) for x in inputs]).numpy()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_same_results(name: str, threads: int) -> None:

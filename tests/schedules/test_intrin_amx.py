@@ -138,6 +138,7 @@ def on_tiles(sch: s_tir.Schedule, tile: Tile, shared: bool = False) -> tirx.Prim
     return func.with_body(ranges.rooted(func, body, root.alloc_buffers))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("half", ["desc", "impl", "shared data"])
 @pytest.mark.parametrize(("rows", "steps"), SHAPES)
 @pytest.mark.parametrize("types", DOTS)

@@ -424,6 +424,7 @@ TIMES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("race_of", TIMES)
 def test_a_network_must_win_its_own_race(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, race_of: str

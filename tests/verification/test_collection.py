@@ -19,6 +19,7 @@ def _parameters() -> list:
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", _parameters())
 def test_model(case: Case) -> None:
     artifact = bnncc.compile(case.model, target="native")

@@ -163,6 +163,7 @@ class Maker:
         return self.net.model()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_network(seed: int) -> None:
     model = Maker(seed).build()

@@ -18,6 +18,7 @@ FIRST = 1_000_000
 """Seeds of the long run are below."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("start", range(FIRST, FIRST + COUNT, BATCH))
 def test_networks(start: int) -> None:

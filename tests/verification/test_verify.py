@@ -405,6 +405,7 @@ def test_a_part_that_is_cut_at_one_of_the_outputs_of_a_node() -> None:
     assert [x["name"] for x in result["layers"]] == ["b", "y"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scale", [1.0, 1e-3])
 def test_sums_that_cancel_are_off_by_their_rounding(scale: float) -> None:
     """The mean of what was normalized is 0 but for rounding: no part of it is a measure."""
