@@ -1,4 +1,4 @@
-"""PyTorch for the encoder of `transformer_networks`, as its users run it: bfloat16 on the CPU.
+"""PyTorch for the encoder of `transformer_networks`, in the type that is fast on the CPU.
 
 Linear layers multiply by the ternary weights and their scale, without quantizing the data; norms
 and attention are PyTorch's own functions.
@@ -17,10 +17,6 @@ from torch.nn import functional as F
 EPSILON = 1e-5
 
 
-def _held(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.array(array, np.float32)).to(torch.bfloat16)
-
-
 @dataclass
 class Layer:
     """Parameters of one layer, in the order of the file."""
@@ -37,16 +33,19 @@ class Encoder(torch.nn.Module):
     ----------
     model : onnx.ModelProto
         Constants are in the order of use: cosines and sines, then those of each layer.
+    dtype : torch.dtype
+        Type of parameters and of everything that is computed.
     """
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, dtype: torch.dtype) -> None:
         super().__init__()
+        self._dtype = dtype
         arrays = [onnx.numpy_helper.to_array(item) for item in model.graph.initializer]
         self.hidden = model.graph.input[0].type.tensor_type.shape.dim[-1].dim_value
         matrices = [a for a in arrays if a.ndim == 2]
-        self.cosine, self.sine = map(_held, matrices[:2])
+        self.cosine, self.sine = map(self._held, matrices[:2])
         self.size = self.cosine.shape[-1]
-        norms = iter(_held(a) for a in arrays if a.shape == (self.hidden,))
+        norms = iter(self._held(a) for a in arrays if a.shape == (self.hidden,))
         linears = self._linears(matrices[2:])
         self.layers = [
             Layer([next(norms) for _ in range(2)], [next(linears) for _ in range(7)])
@@ -54,9 +53,12 @@ class Encoder(torch.nn.Module):
         ]
         self.last = next(norms)
 
+    def _held(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.array(array, np.float32)).to(self._dtype)
+
     def _linears(self, matrices: list[np.ndarray]) -> Iterator[torch.Tensor]:
         for weight in matrices:
-            yield _held(weight.T * np.float32((1.5 * len(weight)) ** -0.5))
+            yield self._held(weight.T * np.float32((1.5 * len(weight)) ** -0.5))
 
     def _norm(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (self.hidden,), scale, EPSILON)

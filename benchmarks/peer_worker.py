@@ -182,10 +182,11 @@ def torch_encoder(path: Path, threads: int, form: str) -> Served:
     from peer_torch_encoder import Encoder
 
     torch.set_num_threads(threads)
-    call, held = Encoder(onnx.load(path)).eval(), {}
+    dtype = getattr(torch, form)
+    call, held = Encoder(onnx.load(path), dtype).eval(), {}
 
     def load(states: np.ndarray) -> None:
-        held["x"] = torch.from_numpy(states).to(getattr(torch, form))
+        held["x"] = torch.from_numpy(states).to(dtype)
 
     def run() -> None:
         with torch.inference_mode():
@@ -284,7 +285,8 @@ KINDS: dict[str, tuple[Callable[[Path, int, str], Served], str]] = {
     "torch-channels-last": (torch, "channels-last"),
     "torch-compile": (torch, "compile"),
     "torch-bfloat16": (torch_linear, "bfloat16"),
-    "torch-encoder": (torch_encoder, "bfloat16"),
+    "torch-encoder-bfloat16": (torch_encoder, "bfloat16"),
+    "torch-encoder-float32": (torch_encoder, "float32"),
     "torch-function": (torch_function, "eager"),
     "lce": (lce, "default"),
     "lce-indirect": (lce, "indirect"),

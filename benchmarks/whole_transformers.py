@@ -9,7 +9,8 @@ place and copied; its bounds are reading all weights once, and all weights and t
 rate of reading as many bytes in the same run. *decode16* is the same with a cache of float16.
 *encoder* reads 128 tokens; its bound is what the linear layers take at the rate of the int8
 instruction. ONNX Runtime and OpenVINO compute the same network with int8 weights, of which each
-layer quantizes its data (`DynamicQuantizeLinear` and `MatMulInteger`), PyTorch in bfloat16.
+layer quantizes its data (`DynamicQuantizeLinear` and `MatMulInteger`); PyTorch in bfloat16 if the
+CPU multiplies it, else in float32.
 
 Our outputs are compared with those of ONNX Runtime on the same file, those of the peers with ours.
 """
@@ -58,10 +59,6 @@ SHAPES = {
     "decode16": replace(SMALL_06B, tokens=1, past="past", cache=TensorProto.FLOAT16),
     "encoder": replace(SMALL_06B, tokens=TOKENS),
 }
-
-
-PRECISIONS = {"onnxruntime": "int8", "openvino": "int8", "torch": "bfloat16"}
-"""Of the linear layers, by peer."""
 
 
 class Int8(Transformer):
@@ -165,7 +162,9 @@ def measured(name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any
     target = catalog.resolve("native")
     weights, cache = artifact.report["bytes"]["binary"], sum(feeds[past].nbytes for past in pasts)
     reading, ceiling = Reading(weights + cache, target), of_bytes(target)
-    kinds = () if pasts else ("openvino-f32", "torch-encoder")
+    quick = {"avx512_bf16", "amx_bf16"} & {*target.features}
+    float_type = "bfloat16" if quick else "float32"
+    kinds = () if pasts else ("openvino-f32", f"torch-encoder-{float_type}")
     with open_peers(kinds, paths["Int8"], 1, args.peers) as found:
         peers: dict[str, Any] = {peer.kind.partition("-")[0]: peer for peer in found}
         made = {peer: one.out(feeds["x"]) for peer, one in peers.items()}
@@ -184,6 +183,7 @@ def measured(name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any
             "peer_ms": {peer: 1e3 * one.best for peer, one in peers.items()},
             "peer_median_ms": {peer: 1e3 * one.median for peer, one in peers.items()},
             "peer_versions": {**versions, "onnxruntime": onnxruntime.__version__},
+            "precision": {"onnxruntime": "int8", "openvino": "int8", "torch": float_type},
             "alike": alike, "gbytes": reading.best / 1e9, "gmacs": ceiling.best / 1e9,
             "weight_bytes": weights, "cache_bytes": cache,
             "linear_macs": artifact.report["summary"]["few_bit_macs"], "glue": _glue(artifact),
@@ -210,7 +210,7 @@ def _decode(row: dict) -> str:
 def _encoder(row: dict) -> str:
     ms, bound = row["ms"]["run"], row["linear_macs"] / row["gmacs"] / 1e6
     head = ["encoder", "ms", "linears at the ceiling", "outside linears and attention",
-            *(f"{peer} {PRECISIONS[peer]}" for peer in row["peer_ms"])]  # fmt: skip
+            *(f"{peer} {row['precision'][peer]}" for peer in row["peer_ms"])]  # fmt: skip
     cells = [f"{row['tokens']} tokens", f"{ms:.1f} ({row['median_ms']['run']:.1f})",
              f"{100 * bound / ms:.0f} %", f"{100 * row['glue']:.0f} %",
              *(times(peer / ms) for peer in row["peer_ms"].values())]  # fmt: skip
