@@ -100,7 +100,7 @@ def test_register_tiles_are_no_scratch() -> None:
 
 def test_sums_that_an_epilogue_reads_by_halves_are_no_scratch() -> None:
     """Lookups of 8 vectors: sums of 16 bits are kept by 32, and become floats by 16."""
-    pixels, channels, steps = 7 * 8, 512, (Step("affine"), Step("store"))  # pairs of columns
+    pairs, channels, steps = 7 * 4, 512, (Step("affine"), Step("store"))  # of columns
     spec = BinaryConv2d(
         1, 7, 7, channels, 1024, (1, 1), weight_order="nibbles", steps=steps
     )  # fmt: skip
@@ -114,7 +114,7 @@ def test_sums_that_an_epilogue_reads_by_halves_are_no_scratch() -> None:
         tvm.compile(module, target=tvm_target(target), tir_pipeline=memory.PIPELINE)
     nibbles, table = channels // 4, 17 * 17 * 16
     # The nibbles of data are then replaced by those of weights.
-    assert found["main"].total(1) == 2 * pixels * nibbles + nibbles * 128 + table
+    assert found["main"].total(1) == 2 * pairs * nibbles + nibbles * 128 + table
 
 
 @pytest.mark.parametrize(

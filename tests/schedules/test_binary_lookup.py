@@ -51,6 +51,40 @@ def test_rows_of_any_width(target: str, width: int) -> None:
     np.testing.assert_array_equal(run_kernel(spec, inputs, target)[0], wanted)
 
 
+@pytest.mark.parametrize("target", LOOKUP)
+@pytest.mark.parametrize(("channels", "zero"), [(40, False), (40, True), (1824, False)])
+def test_thresholds_of_any_size(target: str, channels: int, zero: bool) -> None:
+    """1824 channels have sums that do not fit in 15 bits if they are doubled."""
+    step = Step("threshold", zero=zero)
+    spec = replace(LAYER, channels=channels, height=2, width=4, steps=(step,), pad_value=-1)
+    spec = with_weight_order(spec, catalog.resolve(target))
+    assert spec.weight_order == "nibbles"
+    inputs = make_inputs(spec, np.random.default_rng(0))
+    middle = spec.taps // 2
+    limits = [-(2**31), -(2**15) - 1, -(2**15), -1, 0, middle - 9, middle, middle + 9]
+    limits += [2**15 - 1, 2**15, 2**16 + middle, 2**31 - 1]
+    for number in range(1 + zero):
+        made = np.resize(np.roll(limits, number), inputs[2 + number].shape)
+        inputs[2 + number] = made.astype(np.int32)
+    for found, wanted in zip(
+        run_kernel(spec, inputs, target), reference.binary_conv2d(spec, inputs), strict=True
+    ):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("target", LOOKUP)
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2), (1, 3)])
+@pytest.mark.parametrize("width", [1, 4, 7])
+def test_pointwise_layers(target: str, strides: tuple[int, int], width: int) -> None:
+    spec = replace(LAYER, width=width, kernel=(1, 1), pads=(0, 0, 0, 0), strides=strides, n=2)
+    for one in (spec, replace(spec, channels=64, groups=2, out_channels=64)):
+        ordered = with_weight_order(replace(one, height=6), catalog.resolve(target))
+        assert strides != (1, 1) or ordered.weight_order == "nibbles"
+        inputs = make_inputs(ordered, np.random.default_rng(width))
+        (wanted,) = reference.binary_conv2d(ordered, inputs)
+        np.testing.assert_array_equal(run_kernel(ordered, inputs, target)[0], wanted)
+
+
 @pytest.mark.parametrize("width", range(1, 30))
 @pytest.mark.parametrize("columns", [2, 4, 6])
 def test_ranges_cover_each_column_once(width: int, columns: int) -> None:

@@ -67,6 +67,7 @@ def binary_conv2d(operator: Operator, spec: BinaryConv2d, form: str = "") -> Non
     epilogue(
         operator, spec.steps, params, Pixels(extents, spec.rank), acc=acc,
         below=_below(spec) if limited else None, padded=not bytewise,
+        short=form.startswith(nibbles.FORM) and 2 * spec.taps < 2**15,
     )  # fmt: skip
 
 

@@ -182,7 +182,7 @@ def stored(made: Buffer) -> Start:
 def epilogue(
     operator: Operator, steps: Sequence[Step], params: Sequence[Buffer], pixels: Pixels,
     value: Start | Sequence[Start] | None = None, acc: Sequence[Start] = (),
-    below: Below | None = None, padded: bool = False,
+    below: Below | None = None, padded: bool = False, short: bool = False,
 ) -> None:  # fmt: skip
     """Write `steps` after an anchor.
 
@@ -204,7 +204,10 @@ def epilogue(
         Writes thresholds whose limits are stored as bit slices.
     padded : bool, default False
         Whether `value`, or `acc`, is defined in all lanes of the last vector.
+    short : bool, default False
+        Whether the accumulator fits in 16 bits, in which thresholds are then compared.
     """
+    short = short and below is None and all(step.op == "threshold" for step in steps)
     channels = pixels.extents[3]
     full, rest = divmod(channels, LANES)
     for name, first, count, lanes in (("out", 0, full, LANES), ("out_last", full, 1, rest)):
@@ -219,7 +222,7 @@ def epilogue(
             which = -1 if lanes < LANES else 0
             mine = acc[which] if acc else None
             start = value[which] if isinstance(value, Sequence) else value
-            _Fetching(at, start, mine, below, padded).write(steps, params, outputs)
+            _Fetching(at, start, mine, below, padded, short).write(steps, params, outputs)
 
 
 class Steps:
@@ -239,6 +242,7 @@ class Steps:
     """
 
     _below: Below | None = None
+    _short = False
 
     def __init__(
         self, at: Place, lanes: Lanes, value: Values = None, acc: Values = None,
@@ -334,6 +338,9 @@ class Steps:
 
         def limit(buffer: Buffer, lane: Lane) -> Expr:
             found = buffer[at.channel(lane)]
+            if self._short:  # as every accumulator is within these bounds, its comparisons agree
+                most, least = T.int32(2**15 - 1), T.int32(-(2**15))
+                return T.Cast("int16", T.max(T.min(found, most), least))
             # 2 * a <= t is a <= t >> 1, and 2 * a > t is a > t >> 1 (shifts round down).
             return T.shift_right(found, self._lanes.const("int32", 1)) if self._halved else found
 
@@ -497,10 +504,10 @@ class _Fetching(Steps):
 
     def __init__(
         self, at: Place, start: Start | None, source: Start | None, below: Below | None,
-        padded: bool,
+        padded: bool, short: bool,
     ) -> None:  # fmt: skip
         super().__init__(at, Lanes())
-        self._start, self._source, self._below = start, source, below
+        self._start, self._source, self._below, self._short = start, source, below, short
         self._valued = replace(at, lanes=LANES) if padded else at
 
     @property
@@ -509,7 +516,13 @@ class _Fetching(Steps):
         if self._acc is None:
             at, source = self._valued, self._source
             assert source is not None
-            self._acc = self._lanes.fetched("acc_lanes", "int32", at, partial(source, at))
+
+            def read(lane: Lane) -> Expr:
+                found = source(at, lane)
+                return self._lanes.cast("int16", found) if self._short else found
+
+            dtype = "int16" if self._short else "int32"
+            self._acc = self._lanes.fetched("acc_lanes", dtype, at, read)
         return self._acc
 
     @property

@@ -84,6 +84,9 @@ class NibbleSums(Sums):
         self._lanes = layout.blocks(self.spec.out_channels, self._unit) * self._unit
         self._row = met.spec.groups * met.words * NIBBLES
         self._image = _filled(self._laid.height * self._laid.width * self._row)
+        # Columns whose pairs are looked up: without a second tap, those of even outputs alone.
+        self._step = 1 if self.spec.kernel[1] > 1 else PIXELS * self.spec.strides[1]
+        self._across = layout.blocks(self._laid.width, self._step)
         fitting = [c for c in range(1, met.words + 1) if met.words % c == 0]
         taps = self.spec.kernel[1] * NIBBLES
         # Words, of each tap of a kernel row, that are accumulated in bytes.
@@ -142,19 +145,27 @@ class NibbleSums(Sums):
         )  # fmt: skip
 
     def _pairs(self) -> Buffer:
-        """Write offsets of table rows: plane, image, nibble of the image.
+        """Write offsets of table rows: plane, image, nibble of the columns that are looked up.
 
         Each is that of the nibble there, and of the same nibble of the next output's pixel. (At the
         end of a row that is a pixel of the next one, which no output reads.)
         """
-        rows, step = self._rows(), self.spec.strides[1] * self._row
+        rows, next_one = self._rows(), self.spec.strides[1] * self._row
 
         def offset(plane: Expr, i: Expr, x: Expr) -> Expr:
-            first, second = (T.Cast("uint16", rows[plane, i, x + k]) for k in (0, step))
+            first, second = (T.Cast("uint16", rows[plane, i, x + k]) for k in (0, next_one))
             return (first + second * T.uint16(KINDS)) * T.uint16(ROW)
 
-        made = buffer("pairs", (self._planes, self._n, self._image), "uint16")
-        return compute("pairs", made, made.shape, offset)
+        if self._step == 1:
+            made = buffer("pairs", (self._planes, self._n, self._image), "uint16")
+            return compute("pairs", made, made.shape, offset)
+        (height, width), row = (self._laid.height, self._laid.width), self._row
+        made = buffer("pairs", (self._planes, self._n, height * self._across * row), "uint16")
+        return compute(
+            "pairs", made, (self._planes, self._n, height, self._across, row),
+            lambda plane, i, h, w, x: offset(plane, i, (h * width + w * self._step) * row + x),
+            lambda plane, i, h, w, x: (plane, i, (h * self._across + w) * row + x),
+        )  # fmt: skip
 
     def _rows(self) -> Buffer:
         """Write the nibbles of the data, with a border: plane, image, nibble of the image."""
@@ -250,7 +261,8 @@ class NibbleSums(Sums):
             nibble = i["turn"] * (steps["c"] * (1 if self._of_taps else NIBBLES)) + nibble
             row, column = place(laid, i["h"], i["w"] * PIXELS, i["kh"], kw)
             row = within(row, laid.height)  # others are skipped, see `_wide`
-            at = (row * laid.width + column) * self._row + self._group(i["o"]) + nibble
+            pixel = row * self._across + column // self._step
+            at = pixel * self._row + self._group(i["o"]) + nibble
             offset = pairs[i["plane"], i["n"], at]
             first = T.Cast("int64", offset)
             weight = nibbles[i["kh"], kw, nibble, i["o"] * size : i["o"] * size + size]
