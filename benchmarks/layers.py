@@ -1,6 +1,6 @@
 """Binary convolutions beside the machine's ceiling: packed in, packed out, one thread.
 
-    taskset -c 1 python benchmarks/layers.py [--json FILE] [--repeat N] [--set nine|ragged|float]
+    taskset -c 1 python benchmarks/layers.py [--json FILE] [--repeat N] [--set NAME ...]
 
 Every kernel and every ceiling is timed in turn in each repeat, on one pinned core; the best of all
 repeats counts. ``of ceiling`` is nominal: K products per output, those outside the image included;
@@ -59,8 +59,19 @@ RAGGED = [
 ]
 """Channels that fill no word, widths that no tile divides."""
 
+POINTWISE = [
+    (32, 112, 64, 1, 1),
+    (64, 56, 128, 1, 1),
+    (128, 28, 256, 1, 1),
+    (256, 14, 512, 1, 1),
+    (512, 7, 1024, 1, 1),
+]
+"""The layers between the depthwise ones of MobileNet."""
+
 BIREAL = [(64, 56, 64, 3, 1), (128, 28, 128, 3, 1), (256, 14, 256, 3, 1), (512, 7, 512, 3, 1)]
 """With the float epilogue of Bi-Real-Net: affine, residual, store, next layer's bits."""
+
+SETS = ("nine", "ragged", "pointwise", "float", "ternary")
 
 THRESHOLD = (Step("threshold"),)
 FLOAT = (Step("affine"), Step("add"), Step("store"), Step("bits"))
@@ -173,6 +184,8 @@ def layers(which: str) -> list[Layer]:
             for value, note in ((0, "pad 0"), (1, "pad +1"))
             for shape in shapes
         ]
+    if which == "pointwise":
+        return [make(shape, 0, THRESHOLD, "bits") for shape in POINTWISE]
     if which == "ternary":
         plain = [make(shape, 0, THRESHOLD, "one plane") for shape in NINE]
         return plain + [
@@ -216,23 +229,26 @@ def _table(content: dict) -> str:
 
 def _lookups(*contents: dict) -> str:
     rows = []
-    for target, content in zip(LOOKUP_TARGETS, contents, strict=True):
-        ceiling = next(v for k, v in content["ceilings"].items() if k.startswith("lookup"))
-        both = [
+    for content in contents:
+        name = next(name for name in content["ceilings"] if name.startswith("lookup"))
+        means = [
             _mean([pair[side]["of_ceiling"] for pair in _pairs(content)[: len(NINE)]])
             for side in (1, 2)
         ]
         rows.append(
-            [f"`{target}`", f"{ceiling / 1e12:.2f}", *(f"{share:.0%}" for share in both),
-             f"`{content['file']}`"]
+            [f"`{LOOKUPS[name]}`", f"{content['ceilings'][name] / 1e12:.2f}",
+             *(f"{share:.0%}" for share in means), f"`{content['file']}`"]
         )  # fmt: skip
     return markdown(["target", "ceiling, Tmac/s", "zero padding", "+1 padding", "file"], rows)
 
 
-LOOKUP_TARGETS = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
+LOOKUPS = {"lookup 512": "x86-64-v4", "lookup 256": "x86-64-v3", "lookup 128": "x86-64-v2"}
+"""Targets whose kernels look nibbles up, by their ceiling."""
+
 TABLES = {
     "layers": (_table, ("layers",)),
-    "layers-lookup": (_lookups, tuple(f"layers.{target}" for target in LOOKUP_TARGETS)),
+    "layers-lookup-512": (_lookups, ("layers.x86-64-v4",)),
+    "layers-lookup": (_lookups, ("layers.x86-64-v3", "layers.x86-64-v2")),
 }
 
 
@@ -240,7 +256,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--set", default="all", choices=("all", "nine", "ragged", "float", "ternary")
+        "--set", action="append", choices=SETS, help="may be repeated; default: all of them"
     )
     parser.add_argument("--repeat", type=int, default=60)
     parser.add_argument("--target", default="native")
@@ -249,8 +265,7 @@ def main() -> None:
     if len(os.sched_getaffinity(0)) > 1:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     target = catalog.resolve(options.target)
-    sets = ("nine", "ragged", "float", "ternary") if options.set == "all" else (options.set,)
-    rows = [layer for name in sets for layer in layers(name)]
+    rows = [layer for name in options.set or SETS for layer in layers(name)]
     for layer in rows:
         layer.build(target)
     top = ceiling_of(target)
