@@ -29,7 +29,7 @@ from bnncc.recognise.borders import constants_outside, outside_sums, with_border
 from bnncc.recognise.channel_scales import scaled_source
 from bnncc.recognise.doubles import EXACT, in_double, meanings, number_doubles
 from bnncc.recognise.few_bit import FEW_BIT_CONV, Choose, attempt
-from bnncc.recognise.few_values import few_values
+from bnncc.recognise.few_values import depth, few_values, fills_words
 from bnncc.recognise.filters import Weights, binary_weight, few_bit_weights
 from bnncc.recognise.lattice import MAX_FILLED, Lattice, as_multiples, in_units, lattices
 from bnncc.recognise.operands import (
@@ -185,6 +185,12 @@ class _Look:
         count = len(self.held.get(name, ()))
         return count if count <= MAX_FILLED else 0
 
+    def few_bytes(self, node: Node, name: str) -> tuple[str, str] | None:
+        """Return why a layer that reads pixels of few bytes is float, else None."""
+        if len(self.held.get(name, ())) <= MAX_FILLED or fills_words(node, self.graph):
+            return None
+        return reasons.few_bytes(node, name, self.graph, self.producers, depth(node, self.graph))
+
 
 def _try(node: Node, look: _Look, choose: Choose | None) -> list[Node] | tuple[str, str]:
     """Return a binary or few-bit layer and the nodes after it, or a reason and a remedy."""
@@ -217,7 +223,9 @@ def _try_binary(
         if shown is not None:
             return shown
         if found is not None:
-            return reasons.few_bit_weights(node, name, look.graph, look.producers, found)
+            return look.few_bytes(node, name) or reasons.few_bit_weights(
+                node, name, look.graph, look.producers, found
+            )
         return reasons.neither(node, name, look.graph, look.producers, look.count(name))
     if isinstance(data, tuple):
         shown = _why_real(node, look)
@@ -307,7 +315,7 @@ def _data(node: Node, look: _Look) -> _Data | tuple[str, str]:
         name, pads, pad_value = padded_source(node, look.graph, look.producers)
     two = look.known.get(name)
     if two is None or not two.signs:
-        return reasons.data(node, name, look.graph, look.producers)
+        return look.few_bytes(node, name) or reasons.data(node, name, look.graph, look.producers)
     centered = two.zero and not two.bipolar
     if any(pads):
         allowed = (0.0, two.lo, two.hi) if two.bipolar else (two.lo, two.hi)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from bnncc.errors import BnnccError
+from bnncc.ir.dims import Dim
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import NARROW, ROUND
@@ -201,7 +202,7 @@ def read_again(graph: Graph) -> None:
         values = None if name is None else full[name]
         if name is None or name in renamed or values is None or not _counted(node, graph):
             continue
-        if len(values) > MAX_FILLED and not _fills_words(node, graph):
+        if len(values) > MAX_FILLED and not fills_words(node, graph):
             continue
         made = graph.fresh(f"{name}.again")
         graph.types[made] = graph.types[name]
@@ -223,10 +224,16 @@ def _counted(node: Node, graph: Graph) -> bool:
     return any(f(filters) is not None for f in (binary_weight, few_bit_weights, two_valued_filters))
 
 
-def _fills_words(node: Node, graph: Graph) -> bool:
+def depth(node: Node, graph: Graph) -> Dim:
+    """Return the numbers per pixel, or per row, of the data of a layer."""
+    if node.op == "Conv":
+        return int(graph.constants[node.inputs[1]].shape[1])
+    return graph.types[node.inputs[0]].shape[-1]
+
+
+def fills_words(node: Node, graph: Graph) -> bool:
     """Whether a pixel, or a row, of the data of a layer fills enough of a word."""
-    weight = graph.constants[node.inputs[1]]
-    terms = weight.shape[1] if node.op == "Conv" else graph.types[node.inputs[0]].shape[-1]
+    terms = depth(node, graph)
     return isinstance(terms, int) and terms >= WORD_BITS // 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from bnncc.ir.dims import Dim
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.moves import PERMUTATIONS
 from bnncc.recognise.filters import WEIGHT_TOLERANCE, Weights
@@ -70,6 +71,16 @@ def data(node: Node, name: str, graph: Graph, producers: dict[str, Node]) -> Why
     if made.op == "Relu":
         return reason, "apply sign() after the Relu (0 and 1 are binary too), or instead of it"
     return reason, "apply sign() to the input of the layer, or quantize it to at most 8 bits"
+
+
+def few_bytes(node: Node, name: str, graph: Graph, producers: dict[str, Node], depth: Dim) -> Why:
+    """Return why a layer is float that reads pixels, or rows, of `depth` bytes."""
+    source, what = unmoved(name, producers), "pixels" if node.op == "Conv" else "rows"
+    return (
+        f"its input `{source}`{maker(source, producers)} has {what} of {depth} bytes, whose bits "
+        "fill too little of a word",
+        _of_input(node, source, graph),
+    )
 
 
 def few_bit_weights(
