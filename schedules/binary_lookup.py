@@ -50,8 +50,10 @@ CONVERTED = 32
 TABLES = "counts", "table", "border", "plane", "rows", "pairs", "ones", "starts"
 """Name prefixes of the blocks that are computed before all sums."""
 
-_TILES = {16: (4, 2), 32: (4, 2), 64: (6, 2)}
-"""By vector size in bytes: columns and channel vectors per tile."""
+_TILES = {16: ((2, 4), (4, 2)), 32: ((2, 4), (4, 2)), 64: ((6, 2),)}
+"""By vector size in bytes: columns and channel vectors per tile, best first. Of two columns, x86
+looks weights up as it loads them, which takes fewer instructions, and fewer registers of SSE; but
+weights are loaded twice as often."""
 
 MAX_ACCUMULATORS = {16: 8, 32: 8, 64: 18}
 """By vector size in bytes: columns times channel vectors of a tile whose accumulators, and sums of
@@ -81,7 +83,6 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
 
     Columns are those of the output, of which each lookup serves two.
     """
-    per_group = spec.out_channels // spec.groups  # all channels of a tile read the same group
     choices: dict[str, Iterable[int]] = {
         "bytes": [size for size in _TILES if size * 8 <= target.vector_bits],
         "columns": [PIXELS * size for size in tile_sizes(_pairs(spec), MAX_COLUMNS)],
@@ -91,14 +92,10 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
     divided = multithreading.shared(spec, target, threads)
 
     def fits(point: Point) -> bool:
-        size, lanes = point["bytes"], point["bytes"] * point["vectors"]
-        if lanes % NIBBLE_LANES or (size > NIBBLE_LANES and per_group % size):
+        size, vectors = point["bytes"], point["vectors"]
+        if not _divides(spec, size, vectors):
             return False
-        if point["vectors"] > 1 and lanes > NIBBLE_LANES:  # wider than necessary
-            blocks = -(-per_group // NIBBLE_LANES)
-            if lanes > blocks * NIBBLE_LANES or (spec.groups > 1 and per_group % lanes):
-                return False
-        return point["columns"] * point["vectors"] <= MAX_ACCUMULATORS[size]
+        return point["columns"] * vectors <= MAX_ACCUMULATORS[size]
 
     return with_threads(choices, choose(spec, target), threads > 1, divided, fits)
 
@@ -300,12 +297,33 @@ def _pairs(spec: BinaryConv2d) -> int:
     return layout.blocks(image(spec)[2], PIXELS)
 
 
+def _divides(spec: BinaryConv2d, size: int, vectors: int) -> bool:
+    """Return whether tiles of `vectors` vectors of `size` bytes have the channels of one group."""
+    per_group, lanes = spec.out_channels // spec.groups, size * vectors
+    if lanes % NIBBLE_LANES or (size > NIBBLE_LANES and per_group % size):
+        return False
+    if vectors == 1 or lanes <= NIBBLE_LANES:
+        return True
+    if spec.groups > 1 and per_group % lanes:
+        return False
+    return lanes <= layout.blocks(per_group, NIBBLE_LANES) * NIBBLE_LANES  # no wider than necessary
+
+
+def _stays(spec: BinaryConv2d, target: TargetSpec, lanes: int) -> bool:
+    """Return whether the weights of a tile stay in the L1 cache, beside the table."""
+    weights = layout.words(spec.channels // spec.groups) * nibbles.NIBBLES * spec.window_size
+    return weights * lanes + nibbles.TABLE_BYTES <= target.l1_bytes * 3 // 4
+
+
 def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
-    """Return the default point for one thread, from the registers of `target`."""
+    """Return the default point for one thread, from the registers and caches of `target`."""
     per_group = spec.out_channels // spec.groups
     widest = min(target.vector_bits // 8, 64)
     size = NIBBLE_LANES if per_group % widest and widest > NIBBLE_LANES else widest
-    columns, vectors = _TILES[widest]
+    columns, vectors = _TILES[widest][-1]
+    for one in _TILES[widest][:-1]:
+        if _divides(spec, size, one[1]) and (size == 16 or _stays(spec, target, size * one[1])):
+            columns, vectors = one
     if per_group <= size or (spec.groups > 1 and per_group % (vectors * size)):
         columns, vectors = columns * vectors, 1
     return {

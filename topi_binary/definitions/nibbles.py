@@ -65,6 +65,9 @@ NONE, KINDS = 16, 17
 ROW = 16
 """Bytes of a row of the table."""
 
+TABLE_BYTES = KINDS * KINDS * ROW
+"""Bytes of the table."""
+
 MAX_BYTES = 64
 """Bytes of the largest vector."""
 
@@ -139,7 +142,7 @@ class NibbleSums(Sums):
             ),
         )  # fmt: skip
         return compute(
-            "table", buffer("table", (KINDS * KINDS * ROW,), "uint8"), (KINDS, KINDS, ROW),
+            "table", buffer("table", (TABLE_BYTES,), "uint8"), (KINDS, KINDS, ROW),
             lambda second, first, i: counts[first, i] + counts[second, i] * T.uint8(16),
             lambda second, first, i: ((second * KINDS + first) * ROW + i,),
         )  # fmt: skip
