@@ -53,7 +53,7 @@ TABLES = "counts", "table", "border", "plane", "rows", "pairs", "ones", "starts"
 _TILES = {16: ((2, 4), (4, 2)), 32: ((2, 4), (4, 2)), 64: ((6, 2),)}
 """By vector size in bytes: columns and channel vectors per tile, best first. Of two columns, x86
 looks weights up as it loads them, which takes fewer instructions, and fewer registers of SSE; but
-weights are loaded twice as often."""
+weights are loaded twice as often. WebAssembly has the last."""
 
 MAX_ACCUMULATORS = {16: 8, 32: 8, 64: 18}
 """By vector size in bytes: columns times channel vectors of a tile whose accumulators, and sums of
@@ -321,7 +321,7 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     widest = min(target.vector_bits // 8, 64)
     size = NIBBLE_LANES if per_group % widest and widest > NIBBLE_LANES else widest
     columns, vectors = _TILES[widest][-1]
-    for one in _TILES[widest][:-1]:
+    for one in _TILES[widest][: 0 if intrin_wasm.FEATURE in target.features else -1]:
         if _divides(spec, size, one[1]) and (size == 16 or _stays(spec, target, size * one[1])):
             columns, vectors = one
     if per_group <= size or (spec.groups > 1 and per_group % (vectors * size)):
