@@ -1,6 +1,6 @@
 """On an emulated GPU: the kernels that test_cuda_device.py compares with oracles on a real one.
 
-All of them in slow tests; a sample of each target in the others.
+All of them in slow tests; samples of some targets in the others.
 """
 
 from __future__ import annotations
