@@ -51,9 +51,9 @@ TABLES = "counts", "table", "border", "plane", "rows", "pairs", "ones", "starts"
 """Name prefixes of the blocks that are computed before all sums."""
 
 _TILES = {16: ((2, 4), (4, 2)), 32: ((2, 4), (4, 2)), 64: ((6, 2),)}
-"""By vector size in bytes: columns and channel vectors per tile, best first. Of two columns, x86
-looks weights up as it loads them, which takes fewer instructions, and fewer registers of SSE; but
-weights are loaded twice as often. WebAssembly has the last."""
+"""By vector size in bytes: columns and channel vectors per tile, best first. With two columns, each
+weight is used once, on AVX2 as an operand in memory: that takes fewer instructions, and fewer
+registers of SSE, but weights are loaded twice as often. WebAssembly takes the last."""
 
 MAX_ACCUMULATORS = {16: 8, 32: 8, 64: 18}
 """By vector size in bytes: columns times channel vectors of a tile whose accumulators, and sums of
@@ -320,10 +320,14 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     per_group = spec.out_channels // spec.groups
     widest = min(target.vector_bits // 8, 64)
     size = NIBBLE_LANES if per_group % widest and widest > NIBBLE_LANES else widest
-    columns, vectors = _TILES[widest][-1]
-    for one in _TILES[widest][: 0 if intrin_wasm.FEATURE in target.features else -1]:
-        if _divides(spec, size, one[1]) and (size == 16 or _stays(spec, target, size * one[1])):
-            columns, vectors = one
+    *better, last = _TILES[widest]
+    if intrin_wasm.FEATURE in target.features:
+        better = []
+    fitting = (
+        tile for tile in better
+        if _divides(spec, size, tile[1]) and (size == 16 or _stays(spec, target, size * tile[1]))
+    )  # fmt: skip
+    columns, vectors = next(fitting, last)
     if per_group <= size or (spec.groups > 1 and per_group % (vectors * size)):
         columns, vectors = columns * vectors, 1
     return {
