@@ -19,6 +19,7 @@ import resource
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ import numpy as np
 import onnx
 from networks import NETWORKS, Builder
 from tables import markdown, where
+from transformer_networks import SMALL_06B, bitnet
 
 DIGITS = Path(__file__).resolve().parents[1] / "examples" / "digits" / "digits.onnx"
 CHECKS = (
@@ -60,6 +62,7 @@ MODELS = {
     "vgg_small": lambda: NETWORKS["vgg_small"]("where"),
     "16x1024x1024": lambda: image(1024),
     "8x16x512x512": lambda: image(512, 8),
+    "encoder8": lambda: bitnet(replace(SMALL_06B, layers=8, tokens=128), gate="silu"),
 }
 
 
