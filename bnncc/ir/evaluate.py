@@ -9,7 +9,7 @@ evaluated by `onnx.reference` on a model of one node.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,8 +65,9 @@ def evaluate_node(
 
 
 def evaluate(
-    graph: Graph, feeds: Mapping[str, Array], keep: Iterable[str] = ()
-) -> dict[str, Array]:
+    graph: Graph, feeds: Mapping[str, Array], keep: Iterable[str] = (),
+    change: Callable[[str, Array], Array] | None = None,
+) -> dict[str, Array]:  # fmt: skip
     """Evaluate a graph.
 
     Parameters
@@ -77,6 +78,8 @@ def evaluate(
         One array per graph input; arrays for other tensors override their producers.
     keep : iterable of str, optional
         Tensors to return besides the outputs; others are freed after their last reader.
+    change : callable, optional
+        Gets the name and value of each tensor that a node makes; returns what later nodes read.
 
     Returns
     -------
@@ -104,7 +107,7 @@ def evaluate(
             outs = evaluate_node(node, ins, graph.types)
             for name, value in zip(node.outputs, outs, strict=False):
                 if name and name not in feeds:
-                    values[name] = value
+                    values[name] = value if change is None else change(name, value)
         for name in node.inputs:
             left[name] -= 1
             if not left[name] and name not in wanted:

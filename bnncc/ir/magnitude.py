@@ -14,6 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from bnncc.ir import numeric
 from bnncc.ir.dims import channel_shape
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node
@@ -197,6 +198,8 @@ def _summed(node: Node, ins: list[Array | None], errs: list[Array], out: Array) 
         else:
             size.append((np.abs(value) + (0 if both and k == 1 else err)).astype(np.float32))
     attrs = {k: abs(v) if k in ("alpha", "beta") else v for k, v in node.attrs.items()}
+    if node.op in PRODUCTS:
+        attrs[numeric.FLOAT_SUM] = "float32"
     twin = Node(node.op, node.inputs, node.outputs, attrs, node.name)
     total = evaluate_node(twin, size)[0].astype(np.float64)
     if both and ins[0] is not None and ins[1] is not None:

@@ -27,9 +27,13 @@ _FEWEST = 4
 """Fewer numbers than this are approximate multiples of something by chance."""
 
 FLOAT_SUM = "float_sum"
-"""Attribute of a product that must be computed in float even for multiples of a scale."""
+"""Attribute of a product: the float type in which to accumulate, even multiples of a scale.
+
+``float64`` is exact enough for values, ``float32`` for magnitudes.
+"""
 
 _CHUNK_BYTES = 1 << 21
+_SPLIT_BYTES, _HEAD = 1 << 20, 1024
 
 
 def multiples(x: Array, axis: int | None = None) -> tuple[Array, Array] | None:
@@ -69,7 +73,9 @@ def _multiples(x: Array, axis: int | None) -> tuple[Array, Array, float] | None:
         return x, one, float(top.max())
     numbers = UNITS if x.size >= _FEWEST else UNITS[:1]
     whole, scale = np.empty(rows.shape), np.empty(top.shape)
-    count = max(1, _CHUNK_BYTES // (8 * rows.shape[1]))
+    if not _plausible(rows[0, :_HEAD], top[0], numbers):
+        return None  # most tensors are rejected here, cheaply
+    count = max(1, _SPLIT_BYTES // (8 * rows.shape[1]))
     for first in range(0, len(rows), count):  # of a size that stays in a cache
         part = slice(first, first + count)
         found = _scaled(rows[part], top[part], numbers)
@@ -100,12 +106,15 @@ def _scaled(rows: Array, top: Array, numbers: Sequence[int]) -> tuple[Array, Arr
     return whole, np.where(exact | (units > 1) | (count == 0), safe / units, mean)
 
 
+def _plausible(row: Array, top: Array, numbers: Sequence[int]) -> bool:
+    """Whether some numbers, of which the largest is `top`, may be multiples of a scale."""
+    ratio = row.reshape(-1, 1) / (top or 1.0) * np.array(numbers)
+    return bool((np.abs(ratio - np.rint(ratio)).max(axis=0) <= [noise(n) for n in numbers]).any())
+
+
 def _units(rows: Array, top: Array, numbers: Sequence[int]) -> Array | None:
     """Return the smallest number of units in each row's largest value, or None."""
     step = max(1, rows.shape[1] // 64)
-    head = rows[:1, :1024].reshape(-1, 1) / top[0] * np.array(numbers)
-    if (np.abs(head - np.rint(head)).max(axis=0) > [noise(n) for n in numbers]).all():
-        return None  # most tensors are rejected here, cheaply
     found = np.zeros(len(rows), np.int64)
     for number in numbers:
         left = np.flatnonzero(found == 0)
@@ -124,7 +133,7 @@ def noise(levels: int) -> float:
 
 
 def operands(
-    x: Array, w: Array, w_axis: int | None, *, whole: bool = True
+    x: Array, w: Array, w_axis: int | None, float_sum: str | None = None
 ) -> tuple[Array, Array, Array, Array]:
     """Return operands to multiply and accumulate, as integers if both hold multiples of a scale.
 
@@ -134,22 +143,23 @@ def operands(
         Operands.
     w_axis : int or None
         Axis of `w` along which the scale may differ.
-    whole : bool
-        Whether to look for multiples.
+    float_sum : str, optional
+        Type of both results (`FLOAT_SUM`); by default, look for multiples first.
 
     Returns
     -------
     x, w : ndarray
-        In float64, or integers whose sums are exact in float32.
+        In a float type, by default float64; or integers whose sums are exact in float32.
     x_scale : ndarray
         A number by which the sum must be multiplied, in float64.
     w_scale : ndarray
         One scale for each index of `w` along `w_axis`, or a single one.
     """
-    wm = _multiples(w, w_axis) if whole else None
+    wm = _multiples(w, w_axis) if float_sum is None else None
     xm = None if wm is None else _multiples(x, None)
     if xm is None or wm is None:
-        return x.astype(np.float64), w.astype(np.float64), np.ones(1), np.ones(1)
+        a, b = (v.astype(float_sum or "float64", copy=False) for v in (x, w))
+        return a, b, np.ones(1), np.ones(1)
     taps = max(1, w.size // max(1, w.shape[w_axis] if w_axis is not None else 1))
     exact = xm[2] * wm[2] * taps < 2**24  # float32 suffices, and is faster
     kind = np.float32 if exact else np.float64
@@ -248,9 +258,10 @@ def convolve(
 def conv(x: Array, w: Array, bias: Array | None, attrs: dict[str, Any]) -> Array:
     """Evaluate ONNX Conv; the bias is added before the one rounding."""
     column = (-1,) + (1,) * (x.ndim - 2)
-    a, b, x_scale, w_scale = operands(x, w, 0, whole=not attrs.get(FLOAT_SUM))
-    if not attrs.get(FLOAT_SUM) and _lost(x, a, 1):
-        a, b, x_scale, w_scale = operands(x, w, 0, whole=False)
+    float_sum = attrs.get(FLOAT_SUM)
+    a, b, x_scale, w_scale = operands(x, w, 0, float_sum)
+    if float_sum is None and _lost(x, a, 1):
+        a, b, x_scale, w_scale = operands(x, w, 0, "float64")
     scale = (float(x_scale[0]) * w_scale).reshape(column)
     offset = None if bias is None else bias.astype(np.float64).reshape(column)
 
@@ -308,13 +319,16 @@ def transposed_pads(
     return [*first, *(t - f for t, f in zip(total, first, strict=True))]
 
 
-def matmul(a: Array, b: Array, *, whole: bool = True) -> Array:
-    """Evaluate ONNX MatMul in float64 (integers exactly), not yet rounded."""
+def matmul(a: Array, b: Array, float_sum: str | None = None) -> Array:
+    """Evaluate ONNX MatMul in float64 (integers exactly), not yet rounded.
+
+    Sums are in `float_sum` (`FLOAT_SUM`) if it is given.
+    """
     axis = b.ndim - 1 if b.ndim == 2 else None
-    left, right, a_scale, b_scale = operands(a, b, axis, whole=whole)
+    left, right, a_scale, b_scale = operands(a, b, axis, float_sum)
     sides = ((a, left, -1), (b, right, -2))
-    if whole and any(x.ndim > 1 and _lost(x, made, along) for x, made, along in sides):
-        left, right, a_scale, b_scale = operands(a, b, axis, whole=False)
+    if not float_sum and any(x.ndim > 1 and _lost(x, made, along) for x, made, along in sides):
+        left, right, a_scale, b_scale = operands(a, b, axis, "float64")
     acc = np.matmul(left, right).astype(np.float64, copy=False)
     return np.asarray(acc * (float(a_scale[0]) * (b_scale if b_scale.size > 1 else b_scale[0])))
 
@@ -329,7 +343,7 @@ def gemm(a: Array, b: Array, c: Array | None, attrs: dict[str, Any]) -> Array:
     """Evaluate ONNX Gemm; `alpha`, `beta` and C are applied before the single rounding."""
     a = a.T if attrs.get("transA") else a
     b = b.T if attrs.get("transB") else b
-    y = matmul(a, b, whole=not attrs.get(FLOAT_SUM)) * np.float64(attrs.get("alpha", 1.0))
+    y = matmul(a, b, attrs.get(FLOAT_SUM)) * np.float64(attrs.get("alpha", 1.0))
     if c is not None:
         y = y + np.float64(attrs.get("beta", 1.0)) * c.astype(np.float64)
     return y.astype(a.dtype)

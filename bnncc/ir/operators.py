@@ -201,8 +201,8 @@ def _biased(function: Callable[..., Array]) -> Function:
 
 
 def _matmul(attrs: dict[str, Any], ins: list[Any], _: int) -> list[Array]:
-    whole = not attrs.get(numeric.FLOAT_SUM)
-    return [np.asarray(numeric.matmul(ins[0], ins[1], whole=whole)).astype(ins[0].dtype)]
+    made = numeric.matmul(ins[0], ins[1], attrs.get(numeric.FLOAT_SUM))
+    return [np.asarray(made).astype(ins[0].dtype)]
 
 
 def _max_pool(attrs: dict[str, Any], ins: list[Any], count: int) -> list[Array]:

@@ -88,7 +88,7 @@ def spread(
         around = _around(node, ins, errs, outs, ends, near, relaxed)
         others = _outcomes(node, ins, around, outs)
         if whole is None and node.op in PRODUCTS:
-            twin = replace(node, attrs={**node.attrs, numeric.FLOAT_SUM: True})
+            twin = replace(node, attrs={**node.attrs, numeric.FLOAT_SUM: "float64"})
             floats = evaluate_node(twin, ins, graph.types)
             if not np.array_equal(floats[0], outs[0]):
                 others.append(floats)
@@ -363,7 +363,7 @@ def _of_two_values(
 def _far(node: Node, data: Array | None, ins: list[Array | None]) -> Array:
     """Return the sum of the magnitudes of a product's terms, with `data` as first operand."""
     far = [None if v is None else np.abs(v) for v in (data, *ins[1:])]
-    twin = replace(node, attrs={**node.attrs, numeric.FLOAT_SUM: True})
+    twin = replace(node, attrs={**node.attrs, numeric.FLOAT_SUM: "float64"})
     return evaluate_node(twin, far)[0]
 
 

@@ -6,16 +6,17 @@ a tie; all correct implementations agree on the other elements, up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from bnncc.ir.evaluate import evaluate_node
+from bnncc.ir.evaluate import evaluate, evaluate_node
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import NARROW, ROUND
 from bnncc.ir.magnitude import JUMPS, NORMAL, PRODUCTS, walked
 from bnncc.ir.moves import MOVES, PIXEL_SHUFFLES, REPEATS
+from bnncc.ir.numeric import FLOAT_SUM
 from bnncc.ir.quantizers import LEVELS, MULTI_THRESHOLD, QUANT
 
 Array = np.ndarray[Any, Any]
@@ -50,6 +51,7 @@ _MOVES = MOVES | REPEATS | PIXEL_SHUFFLES | {
 def tied(
     graph: Graph, feeds: Mapping[str, Array], *, near: float = TIE, zeros: bool = False,
     outputs: Iterable[str] | None = None, sizes: Mapping[str, Array] | None = None,
+    rounded: dict[str, Array] | None = None,
 ) -> dict[str, Array]:  # fmt: skip
     """Return masks of the elements that depend on a tie.
 
@@ -67,6 +69,8 @@ def tied(
         Tensors to return; default: the graph's outputs.
     sizes : mapping of str to ndarray, optional
         Magnitudes of inputs that are rounded (see `bnncc.ir.magnitude`); others are exact.
+    rounded : dict of str to ndarray, optional
+        Filled with masks of the elements of each tensor that are rounded, for `rounded_otherwise`.
 
     Returns
     -------
@@ -85,6 +89,8 @@ def tied(
         for k, (name, out) in enumerate(zip(node.outputs, outs, strict=False)):
             if name:
                 masks[name] = _spread(node, ins, before, out, k)
+                if rounded is not None and out.dtype.kind == "f":
+                    rounded[name] = _shortened(sizes[name] > 0)
         for name, mask in zip(node.outputs, _undefined(node, ins, outs), strict=False):
             if name and mask.any():
                 masks[name] = np.broadcast_to(masks[name], mask.shape) | mask
@@ -103,8 +109,9 @@ def tied(
 
 
 def rounded_otherwise(
-    graph: Graph, feeds: Mapping[str, Array], *, near: float = TIE, seed: int = 0
-) -> dict[str, Array]:
+    graph: Graph, feeds: Mapping[str, Array], rounded: Mapping[str, Array], *,
+    near: float = TIE, seed: int = 0,
+) -> dict[str, Array]:  # fmt: skip
     """Evaluate a graph with other roundings, which decide some ties the other way.
 
     Each rounded result is moved at random, by at most `near` times its value: further than a
@@ -116,6 +123,8 @@ def rounded_otherwise(
         In canonical form.
     feeds : mapping of str to ndarray
         Its inputs.
+    rounded : mapping of str to ndarray
+        Which elements are rounded, from `tied`.
     near : float
         Width of a tie, relative to the sum of a value's terms.
     seed : int
@@ -127,15 +136,22 @@ def rounded_otherwise(
         The graph's outputs.
     """
     rng = np.random.default_rng(seed)
-    values: dict[str, Array] = {**graph.constants, **{k: np.asarray(v) for k, v in feeds.items()}}
-    sizes: dict[str, Array] = {}
-    for node, _, _, outs in walked(graph, values, sizes):
-        for name, out in zip(node.outputs, outs, strict=False):
-            if name and out.dtype.kind == "f" and np.any(sizes[name]):
-                with np.errstate(all="ignore"):
-                    moved = out * (1 + near * rng.uniform(-1, 1, out.shape))
-                    values[name] = np.where(sizes[name] > 0, moved, out).astype(out.dtype)
-    return {name: values[name] for name in graph.outputs}
+
+    def moved(name: str, out: Array) -> Array:
+        mask = rounded.get(name)
+        if mask is None or not mask.any():
+            return out
+        with np.errstate(all="ignore"):
+            other = out * (1 + near * (2 * rng.random(out.shape, np.float32) - 1))
+        return np.where(mask, other, out).astype(out.dtype)
+
+    return evaluate(graph, feeds, change=moved)
+
+
+def _shortened(mask: Array) -> Array:
+    """Return a mask, or a single element if all are equal."""
+    some = np.asarray(mask.any())
+    return mask if some and not mask.all() else some
 
 
 def _undefined(node: Node, ins: list[Array | None], outs: list[Array]) -> list[Array]:
@@ -215,11 +231,11 @@ def _spread(
             whole = whole | mask
         if np.broadcast_shapes(whole.shape, out.shape) == out.shape:
             return np.asarray(whole)
-    shown = [
-        None if v is None else np.broadcast_to(m, v.shape).astype(np.float32)
-        for v, m in zip(ins, masks, strict=True)
-    ]
     if node.op in _MOVES and not any(m.any() for m in masks[1:] if node.op != "Concat"):
+        shown = [
+            None if v is None else np.broadcast_to(m, v.shape).astype(np.float32)
+            for v, m in zip(ins, masks, strict=True)
+        ]
         count = len(ins) if node.op == "Concat" else 1
         given = [*shown[:count], *ins[count:]]
         if node.op == "Pad" and len(given) > 2:
@@ -227,16 +243,39 @@ def _spread(
         if node.op in ("ReduceSum", "ReduceMean"):
             node = Node("ReduceMax", node.inputs, node.outputs, node.attrs, node.name)
         return np.asarray(evaluate_node(node, given)[index] != 0)
-    if node.op in PRODUCTS:
-        attrs = {k: v for k, v in node.attrs.items() if k not in ("alpha", "beta")}
-        plain = Node(node.op, node.inputs, node.outputs, attrs, node.name)
-        total = np.zeros(out.shape)
+    if node.op in PRODUCTS and not (len(masks) > 2 and masks[2].any()):
+        shapes = [v.shape for v in ins[:2] if v is not None]
+        reached = np.zeros(out.shape, bool)
         for k in (0, 1):
             if masks[k].any():
-                given = [np.ones(v.shape, np.float32) for v in ins[:2] if v is not None]
-                given[k] = shown[k]
-                total = total + evaluate_node(plain, given)[0]
-        if len(masks) > 2 and masks[2].any():
-            return np.ones(out.shape, bool)
-        return total > 0
+                reached |= _sums_of(node, np.broadcast_to(masks[k], shapes[k]), shapes, k)
+        return reached
     return np.ones(out.shape, bool)
+
+
+def _sums_of(node: Node, mask: Array, shapes: Sequence[tuple[int, ...]], operand: int) -> Array:
+    """Return which sums of a product have a term in `mask`, of one operand.
+
+    Elements of one sum are joined first where they lie along an axis: most of the work is spared.
+    """
+    made = [list(shape) for shape in shapes]
+    if node.op in ("MatMul", "Gemm"):
+        first = 0 if node.attrs.get("transA") else -1
+        second = -1 if node.attrs.get("transB") or len(shapes[1]) == 1 else -2
+        axes = first, second
+        for shape, axis in zip(made, axes, strict=True):
+            shape[axis] = 1
+        mask = np.asarray(mask.any(axes[operand], keepdims=True))
+    elif operand == 0:
+        group = int(node.attrs.get("group", 1))
+        mask = np.asarray(mask.reshape(shapes[0][0], group, -1, *shapes[0][2:]).any(2))
+        if node.op == "Conv":
+            made[1][1] = 1
+        else:
+            made[1][0] = group
+    given: list[Array | None] = [np.ones(shape, np.float32) for shape in made]
+    given[operand] = mask.astype(np.float32)
+    attrs = {k: v for k, v in node.attrs.items() if k not in ("alpha", "beta")}
+    attrs[FLOAT_SUM] = "float32"
+    plain = Node(node.op, node.inputs, node.outputs, attrs, node.name)
+    return evaluate_node(plain, given)[0] > 0

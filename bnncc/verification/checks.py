@@ -11,6 +11,8 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -25,13 +27,17 @@ from bnncc.ir.ties import TIE, rounded_otherwise, tied
 from bnncc.runtime.compare import RELATIVE, apart, largest
 from bnncc.runtime.manifest import infos
 from bnncc.runtime.selfcheck import LEAST_BYTES, SHARE, STYLES, Check, Source, draw, pack
-from bnncc.verification.inputs import finite, sources
+from bnncc.verification.inputs import Inputs, finite, sources
 
 _MOST_CHECKS, _MOST_OF_LITTLE, _LITTLE = 4, 24, 64
 """How many checks there are at most: more where outputs are fewer than so many integers."""
 
 _SECONDS = 0.3
 """What evaluating a graph for all checks may take by `cost`, but for the first of them."""
+
+_SPARES, _SPARE_SECONDS = 3, 1.0
+"""How many checks replace the others, at most, if ties decide those: fewer where evaluating the
+graph for them takes more by `cost`."""
 
 _LARGE = 0.6
 """Of graphs that take more by `cost`, parts are evaluated, where they have parts."""
@@ -41,8 +47,8 @@ _PARTS, _HUGE = 2, 4e7
 
 _MOST_SURE, _OTHERS, _ROOM, _COARSEST = 0.5, 3, 4.0, 0.1
 """If fewer of an output's values are sure than `_MOST_SURE`, it is evaluated with `_OTHERS` other
-roundings. Floats may then be off by `_ROOM` times what these change, unless that is more than
-`_COARSEST` of the largest value."""
+roundings, or one if it is large. Floats may then be off by `_ROOM` times what these change, unless
+that is more than `_COARSEST` of the largest value."""
 
 _SIZES = (7, 19, 23), (3, 5, 7), (2, 3, 4)
 """Sizes of the first symbolic dimensions, and again of those after them: none is a multiple of a
@@ -50,6 +56,15 @@ tile. The largest are taken that can be evaluated in `_SECONDS`."""
 
 _PRODUCTS_A_SECOND = 1e10
 _ELEMENTS_A_SECOND = 4e8
+
+
+class _Ties(NamedTuple):
+    """What is known of a check's ties."""
+
+    sure: dict[str, np.ndarray]
+    """Which elements of each output depend on none."""
+    rounded: dict[str, np.ndarray]
+    """Which elements of each tensor are rounded."""
 
 
 class SelfCheck:
@@ -71,16 +86,20 @@ class SelfCheck:
         self._graph, self._seed = graph, seed
         self._near, self._zeros = near, zeros
         self._evaluated: dict[int, dict[str, np.ndarray]] = {}
+        self._found: WeakKeyDictionary[Check, _Ties] = WeakKeyDictionary()
         self.infos = infos(graph, graph.inputs)
 
     @functools.cached_property
-    def _inputs(self) -> tuple[tuple[Source, ...], tuple[str, ...]]:
-        return sources(self._graph, self.infos)
+    def _inputs(self) -> Inputs:
+        styles = STYLES if cost(self._graph) <= _SPARE_SECONDS else STYLES[:1]
+        found = sources(self._graph, self.infos, self._seed, styles)
+        self._evaluated.update(enumerate(found.outputs))
+        return found
 
     @property
     def sources(self) -> tuple[Source, ...]:
         """Where the values of the inputs come from."""
-        return self._inputs[0]
+        return self._inputs.sources
 
     @functools.cached_property
     def coarse(self) -> dict[str, float]:
@@ -143,7 +162,7 @@ class SelfCheck:
         return draw(self.infos, self.sources, *self._drawn(number))
 
     def _drawn(self, number: int) -> tuple[str, int]:
-        styles = self._inputs[1]
+        styles = self._inputs.styles
         return styles[number % len(styles)], self._seed + number
 
     def values(self, number: int, tensors: Iterable[str]) -> dict[str, np.ndarray]:
@@ -214,10 +233,22 @@ class SelfCheck:
             checks, self.infos, infos(self._graph, self._graph.outputs), self.sources, limit
         )
 
+    @functools.cached_property
+    def spares(self) -> int:
+        """How many other checks may be tried if ties decide all: none of a large graph."""
+        seconds = max((cost(part.graph) for part in self._parts), default=cost(self._graph))
+        return int(min(_SPARES, _SPARE_SECONDS / max(seconds, 1e-9)))
+
     def surely(self, check: Check) -> dict[str, np.ndarray]:
         """Return which elements of each output depend on no tie."""
-        found = tied(*self._judged(check), near=self._near, zeros=self._zeros)
-        return {name: ~mask for name, mask in found.items()}
+        return dict(self._ties(check).sure)
+
+    def _ties(self, check: Check) -> _Ties:
+        if check not in self._found:
+            rounded: dict[str, np.ndarray] = {}
+            found = tied(*self._judged(check), near=self._near, zeros=self._zeros, rounded=rounded)
+            self._found[check] = _Ties({name: ~mask for name, mask in found.items()}, rounded)
+        return self._found[check]
 
     def rounding(self, check: Check) -> dict[str, np.ndarray]:
         """Return how far rounding may take each element of each output that meets no tie."""
@@ -236,9 +267,10 @@ class SelfCheck:
             return check
         coarse = dict(check.coarse)
         if any(mask.mean() < _MOST_SURE for mask in sure.values()):
-            judged = self._judged(check)
+            judged, rounded = self._judged(check), self._ties(check).rounded
             others = [
-                rounded_otherwise(*judged, near=self._near, seed=seed) for seed in range(_OTHERS)
+                rounded_otherwise(*judged, rounded, near=self._near, seed=seed)
+                for seed in range(_OTHERS if self.spares else 1)
             ]
             for name, mask in sure.items():
                 right = check.outputs[name]
@@ -280,18 +312,19 @@ def parts(graph: Graph, seconds: float, count: int) -> list[Region]:
     list of Region
         Empty if no part costs less than half of the whole.
     """
-    total = cost(graph)
+    total = least = cost(graph)
     share, made = 1.0, []
-    while share > _LEAST_SHARE:
+    while share > _LEAST_SHARE and least > seconds:
         share /= 2
         made = [region(graph, _boxes(graph, share, number)) for number in range(count)]
-        if max(cost(part.graph) for part in made) <= seconds:
-            break
-    return made if made and max(cost(part.graph) for part in made) <= total / 2 else []
+        before, least = least, max(cost(part.graph) for part in made)
+        if share < 0.5 and least > _NO_LESS * before:
+            break  # all depends on all, as in a transformer
+    return made if least <= total / 2 else []
 
 
-_LEAST_SHARE = 1 / 64
-"""Of each axis of an image, at least."""
+_LEAST_SHARE, _NO_LESS = 1 / 64, 0.98
+"""Of each axis of an image, at least; a part that takes this share of a larger one's time."""
 
 
 def _boxes(graph: Graph, share: float, number: int) -> dict[str, Box]:

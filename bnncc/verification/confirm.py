@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -78,17 +79,25 @@ class Judge:
     def __init__(self, module: Any, checks: SelfCheck, artifact: Artifact) -> None:
         self._module, self._checks, self._artifact = module, checks, artifact
         self.surely, self.rounding = checks.surely, checks.rounding
-        self.settled = checks.settled
+        self.settled, self.spares = checks.settled, checks.spares
 
     def wrong_kernel(self, feeds: Mapping[str, np.ndarray]) -> str:
-        """Return the first kernel that is wrong when the network reads `feeds`, if there is one."""
+        """Return the first kernel that is wrong when the network reads `feeds`, if there is one.
+
+        In a large network, kernels that are called in many layers are run in some of them.
+        """
         from bnncc.verification import kernels
 
         session = self._artifact.session()
         walk = kernels.KernelWalk(self._module)
+        calls = Counter(walk.calls())
+        left = calls if self.spares else Counter({k: min(n, _CALLS) for k, n in calls.items()})
         for case in walk.cases([feeds[t.name] for t in self._artifact.inputs]):
             if case.differences(kernels.run(session, case))[0]:
                 return case.name
+            left[case.name] -= 1
+            if max(left.values()) <= 0:
+                break
         return ""
 
     def another(self, number: int) -> Check:
@@ -127,7 +136,7 @@ def confirmed(
     agreed: list[Check] = []
     partly: list[Check] = []
     for number in itertools.count():
-        if number >= len(checks) and (agreed or partly or number >= len(checks) + _SPARES):
+        if number >= len(checks) and (agreed or partly or number >= len(checks) + judge.spares):
             break  # no more are needed, or none helps
         check = checks[number] if number < len(checks) else judge.another(_FIRST_SPARE + number)
         made = artifact.run(check.inputs)
@@ -164,11 +173,11 @@ def confirmed(
     check = judge.settled(checks[0])
     wrong = _wrong(artifact.run(check.inputs), check)
     if any((mask & check.sure[n]).any() for n, mask in wrong.items() if check.sure):
-        return [replace(check, sure=judge.surely(check))]
+        return [replace(check, sure=judge.surely(checks[0]))]
     return [check]
 
 
-_FIRST_SPARE, _SPARES = 32, 3
+_FIRST_SPARE, _CALLS = 32, 2
 
 
 def _wrong(made: Mapping[str, np.ndarray], check: Check) -> dict[str, np.ndarray]:

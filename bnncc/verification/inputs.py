@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,9 +60,20 @@ class _Way:
     exact: bool = True
 
 
+class Inputs(NamedTuple):
+    """How to draw the inputs of a graph."""
+
+    sources: tuple[Source, ...]
+    """One for each input, with which the graph can be evaluated."""
+    styles: tuple[str, ...]
+    """The styles to draw."""
+    outputs: tuple[dict[str, Array], ...] = ()
+    """If it was tried: what the graph makes of inputs of these styles, with seeds in a row."""
+
+
 def sources(
-    graph: Graph, infos: Sequence[TensorInfo]
-) -> tuple[tuple[Source, ...], tuple[str, ...]]:
+    graph: Graph, infos: Sequence[TensorInfo], seed: int = 0, styles: Sequence[str] = STYLES
+) -> Inputs:
     """Return where the values of each input of `graph` come from.
 
     Parameters
@@ -71,26 +82,28 @@ def sources(
         As loaded.
     infos : sequence of TensorInfo
         Of its inputs.
+    seed : int
+        Of the inputs that it is tried with.
+    styles : sequence of str
+        What to draw; the first alone if floats are used as indices or divisors.
 
     Returns
     -------
-    found : tuple of Source
-        Sources with which the graph can be evaluated.
-    styles : tuple of str
-        The styles to draw: all of `STYLES`, unless floats are used as indices or divisors.
+    Inputs
+        With `outputs` if `graph` was tried, which it is unless any inputs will do.
 
     Raises
     ------
     BnnccError
         If there are none: the error of the evaluation.
     """
-    found = points(graph)
-    made = [_source(info, found.get(info.name, [])) for info in infos]
+    changes = points(graph)
+    made = [_source(info, changes.get(info.name, [])) for info in infos]
     whole = any(info.dtype[0] in "iu" for info in infos)
     if not _delicate(graph) and not whole:
-        return tuple(made), STYLES
+        return Inputs(tuple(made), STYLES)
     failed: BnnccError | None = None
-    best: tuple[tuple[Source, ...], tuple[str, ...]] | None = None
+    best: Inputs | None = None
     most = -1
     for integers, floats in _narrower(infos):
         tried = tuple(
@@ -99,18 +112,22 @@ def sources(
         )
         if best and floats is not None:
             break
-        styles = STYLES if floats is None else STYLES[:1]
+        drawn = tuple(styles if floats is None else styles[:1])
         try:
-            values = [evaluate(graph, draw(infos, tried, style, 0)) for style in styles]
+            values = [
+                evaluate(graph, draw(infos, tried, style, seed + number))
+                for number, style in enumerate(drawn)
+            ]
         except BnnccError as error:
             failed = failed or error
             continue
         # A mask may be multiplied by the least number; magnitudes of floats may be too large.
         count = sum(map(finite, values))
+        found = Inputs(tried, drawn, tuple(values))
         if not whole or all(map(finite, values[: STYLES.index("wide")])):
-            return tried, styles
+            return found
         if count > most:
-            best, most = (tried, styles), count
+            best, most = found, count
     if best:
         return best
     assert failed is not None

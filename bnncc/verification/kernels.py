@@ -34,6 +34,8 @@ _NUDGES = 24
 _NUDGE = 2e-6
 """How far inputs are moved, relatively, to see what rounding decides."""
 
+_CALLS = "relax.call_tir", "relax.call_tir_inplace"
+
 _WORDS = {"bytes": "<u1", "pairs": "<u2", "floats": "<f4"}
 
 
@@ -138,6 +140,11 @@ class KernelWalk:
                     found.setdefault(arg, arg.value.numpy())
         return list(found.values())
 
+    def calls(self) -> list[str]:
+        """Return the name of the kernel of each call."""
+        values = [binding.value for binding in self._bindings()]
+        return [value.args[0].name_hint for value in values if _operator(value) in _CALLS]
+
     def cases(self, feeds: Sequence[Array]) -> Iterator[KernelCase]:
         """Yield every call in order, for given inputs of the network.
 
@@ -158,8 +165,8 @@ class KernelWalk:
                     self._symbols[dim.name] = extent
         for binding in self._bindings():
             value = binding.value
-            op = str(getattr(getattr(value, "op", None), "name", ""))
-            if op in ("relax.call_tir", "relax.call_tir_inplace"):
+            op = _operator(value)
+            if op in _CALLS:
                 given = [
                     self._size(arg) if tvm.ir.is_prim_expr(arg) else _held(arg, values)
                     for arg in _arguments(value)
@@ -224,6 +231,11 @@ class KernelWalk:
             return [out.numpy() for out in outputs]
 
         return compute
+
+
+def _operator(value: Any) -> str:
+    """Return the name of the operator that is called, if one is."""
+    return str(getattr(getattr(value, "op", None), "name", ""))
 
 
 def _with_sizes(arrays: Sequence[Any], sizes: Mapping[int, int]) -> list[Any]:

@@ -120,6 +120,40 @@ def test_all_that_changes_is_masked(x: np.ndarray) -> None:
             assert not ((other[name] != plain[name]) & ~made[name]).any()
 
 
+PRODUCTS = {
+    "MatMul": ("MatMul(a, b)", (2, 3, 4), (4, 5)),
+    "vectors": ("MatMul(a, b)", (4,), (4,)),
+    "batches": ("MatMul(a, b)", (2, 1, 3, 4), (3, 4, 2)),
+    "Gemm": ("Gemm <transA = 1, transB = 1, alpha = -0.5> (a, b)", (4, 3), (5, 4)),
+    "Conv": ("Conv <group = 2, pads = [1, 0, 1, 0], strides = [2, 1]> (a, b)",
+             (2, 6, 5, 4), (4, 3, 3, 2)),
+    "ConvTranspose": ("ConvTranspose <group = 2, strides = [2, 2]> (a, b)",
+                      (1, 4, 3, 3), (4, 3, 2, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("operand", ["a", "b"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_sums_with_a_tie_among_their_terms(name: str, operand: str) -> None:
+    """The sums that change if an operand of ones does."""
+    text, *shapes = PRODUCTS[name]
+    first, second = (", ".join(map(str, shape)) for shape in shapes)
+    graph = load(parsed(
+        f'<ir_version: 9, opset_import: ["" : 17]> net (float[{first}] c, float[{second}] d) '
+        f"=> (float y) {{ a = Sign(c) b = Sign(d) y = {text} }}"
+    ))  # fmt: skip
+    feeds = {name: np.ones(shape, np.float32) for name, shape in zip("cd", shapes, strict=True)}
+    plain = evaluate(graph, feeds)["y"]
+    data = "c" if operand == "a" else "d"
+    for place in range(feeds[data].size):
+        moved = feeds[data].copy()
+        moved.flat[place] = 1e-9  # its sign is decided by the rounding of inputs below
+        sizes = {data: (moved != 1).astype(np.float64)}
+        made = tied(graph, {**feeds, data: moved}, sizes=sizes)["y"]
+        other = evaluate(graph, {**feeds, data: np.where(moved == 1, moved, -1)})["y"]
+        np.testing.assert_array_equal(made, other != plain)
+
+
 def test_what_onnx_leaves_open_and_what_chance_decides() -> None:
     numbers = np.array([1.5, np.nan, 1e20, -np.inf, 127.9, -128.9, 128], np.float32)
     text = (

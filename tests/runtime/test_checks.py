@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +16,11 @@ from benchmarks.transformer_networks import Shape, bitnet
 from bnncc.driver import compile_model, lowered
 from bnncc.errors import VerificationError
 from bnncc.frontend.onnx import load
-from bnncc.ir.ties import rounded_otherwise
+from bnncc.ir.ties import rounded_otherwise, tied
 from bnncc.options import CompileOptions
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.compare import agree
-from bnncc.verification import checks, confirm
+from bnncc.verification import checks, confirm, kernels
 from tests.runtime.test_selfcheck import Wrong, compiled, parsed
 
 
@@ -96,7 +97,9 @@ def test_code_that_decides_ties_otherwise_passes() -> None:
     assert settled.sure[name].all()
     right, near = settled.outputs[name], settled.coarse[name]
     assert near < 0.05
-    made = [rounded_otherwise(graph, check.inputs, seed=seed)[name] for seed in range(20, 26)]
+    rounded: dict[str, np.ndarray] = {}
+    tied(graph, check.inputs, rounded=rounded)
+    made = [rounded_otherwise(graph, check.inputs, rounded, seed=n)[name] for n in range(20, 26)]
     assert not all(agree(one, right) for one in made)
     assert all(agree(one, right, relative=near) for one in made)
     assert not agree(np.roll(right, 1, axis=1), right, relative=near)
@@ -105,6 +108,29 @@ def test_code_that_decides_ties_otherwise_passes() -> None:
     kept = found.settled(flat).sure
     assert kept is not None
     assert not kept[name].any()
+
+
+def test_some_calls_of_each_kernel_of_a_large_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_SPARE_SECONDS", 0)
+    model, options = bitnet(Shape(256, 4, 512, layers=4, tokens=5)), CompileOptions(threads=1)
+    artifact = compile_model(model, options)
+    network = lowered(model, options)
+    judge = confirm.Judge(network.module, network.checks, artifact)
+    assert judge.spares == 0
+    feeds, calls = network.checks.inputs(0), Counter(kernels.KernelWalk(network.module).calls())
+    seen: Counter[str] = Counter()
+    wrong, run = "", kernels.run
+
+    def counted(session: Any, case: kernels.KernelCase) -> list[np.ndarray]:
+        seen[case.name] += 1
+        return [] if case.name == wrong else run(session, case)
+
+    monkeypatch.setattr(kernels, "run", counted)
+    assert judge.wrong_kernel(feeds) == ""
+    assert all(seen[name] >= min(count, 2) for name, count in calls.items())
+    assert seen.total() < 0.7 * calls.total()
+    for wrong in calls:
+        assert judge.wrong_kernel(feeds) == wrong
 
 
 def test_integers_are_such_that_outputs_are_finite() -> None:

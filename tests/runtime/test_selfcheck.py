@@ -93,7 +93,7 @@ def test_styles() -> None:
 
 def points_of(model: onnx.ModelProto) -> set[float]:
     graph = load(model)
-    (source,), _ = inputs.sources(graph, infos(graph, graph.inputs))
+    (source,) = inputs.sources(graph, infos(graph, graph.inputs)).sources
     return set(source.points)
 
 
@@ -153,7 +153,7 @@ def test_indices_that_nothing_leads_inside() -> None:
 def test_ranges_that_a_graph_tells() -> None:
     text = "(float[1, 64] x) => (uint8[1, 64] y) { y = QuantizeLinear(x, s, z) }"
     graph = load(parsed(text, s=f4(0.5), z=np.uint8(0)))
-    (source,), _ = inputs.sources(graph, infos(graph, graph.inputs))
+    (source,) = inputs.sources(graph, infos(graph, graph.inputs)).sources
     made = draw(infos(graph, graph.inputs), [source], "ordinary", 0)
     assert len(set(evaluate(graph, made)["y"].ravel().tolist())) > 20
 
