@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax, te, tirx
+from tvm import relax, te, tirx, topi
 
 from bnncc.codegen import products, row_functions
 from bnncc.errors import UnsupportedOp
@@ -210,6 +210,19 @@ def _tile(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax
     return x
 
 
+def _clip(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr | None:
+    """Clip floats to constants. TVM's importer asks whether these are NaN, by two kernels each."""
+    if not graph.types[node.inputs[0]].dtype.startswith("float"):
+        return None
+    given = {k: graph.constants.get(name) for k, name in enumerate(node.inputs) if k and name}
+    if any(bound is None or np.isnan(bound).any() for bound in given.values()):
+        return None
+    made = args[0]
+    for k in given:
+        made = bb.emit_te(topi.maximum if k == 1 else topi.minimum, made, args[k])
+    return made
+
+
 def _extreme(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) -> relax.Expr | None:
     """Reduce floats starting from infinity; TVM starts from the largest finite number."""
     kind = graph.types[node.inputs[0]]
@@ -329,6 +342,7 @@ def _hyperbolic(bb: relax.BlockBuilder, node: Node, args: Args, graph: Graph) ->
 
 _TABLE: Mapping[str, Converter] = {
     "BitCast": _bit_cast,
+    "Clip": _clip,
     "Cosh": _hyperbolic,
     "MatMul": products.matmul,
     "Pad": _pad,
