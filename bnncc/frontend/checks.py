@@ -6,6 +6,7 @@ refuses some real files (no opset import of a custom domain), so the checks are 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -307,6 +308,8 @@ def check_operators(nodes: Sequence[tuple[onnx.NodeProto, str, Mapping[str, int]
 def check_finite(graph: Graph, *, infinities: bool) -> None:
     """Reject constants that contain NaN or infinity, except where arithmetic propagates them.
 
+    Attributes must be finite, too.
+
     They could produce NaN for finite inputs, which bits, levels and integer sums cannot represent.
 
     Parameters
@@ -325,6 +328,10 @@ def check_finite(graph: Graph, *, infinities: bool) -> None:
     state: dict[str, str] = {}
     reached: dict[str, str] = {}
     for node in graph.nodes:
+        for key, number in node.attrs.items():
+            odd = isinstance(number, float) and not math.isfinite(number)
+            if odd and node.op not in INFINITE_OK:
+                raise ModelError(f"{node.where}: `{key}` is {number}, expected a finite number")
         holds = ""
         for name in node.inputs:
             value = graph.constants.get(name) if name else None

@@ -319,6 +319,12 @@ def test_no_decision_is_made_of_constants_that_are_not_finite(body: str, text: s
         load(with_constant(body, CONSTANT))
 
 
+def test_attributes_are_finite_numbers() -> None:
+    model = network([helper.make_node("LeakyRelu", ["x"], ["y"], alpha=np.inf)], {"x": [2]}, "y")
+    with pytest.raises(ModelError, match="`alpha` is inf, expected a finite number"):
+        load(model)
+
+
 def test_bools_are_compared_as_bools() -> None:
     node = helper.make_node("Equal", ["a", "b"], ["y"])
     greater = [helper.make_node("Greater", [n, "z"], [k]) for n, k in (("x", "a"), ("w", "b"))]
