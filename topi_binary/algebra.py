@@ -43,7 +43,7 @@ class Algebra:
     both : callable
         Takes two conditions; returns their conjunction.
     not_negative : callable
-        Takes a float; returns whether it is at least 0.
+        Takes a float; returns whether it is at least 0. Of -0 and NaN, either answer will do.
     select : callable
         Takes a condition, and the terms for true and false.
     real, whole : callable

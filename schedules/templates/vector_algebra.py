@@ -32,8 +32,7 @@ VECTOR = replace(
     count=_every,
     shared=lambda value: value if isinstance(value, tirx.Var) else T.Bind(value),
     fma=fused_multiply_add,
-    # Not `value >= 0`: TVM cannot share a vector of booleans with the ``bits`` of this value.
-    not_negative=lambda value: _every(0.0) <= value,
+    not_negative=lambda value: T.reinterpret(I32, value) >= T.Broadcast(T.int32(0), LANES),
     real=lambda value: T.Cast(F32, value),
     whole=lambda value: T.Cast(I32, value),
     place=_place,

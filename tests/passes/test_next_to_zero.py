@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import bnncc
 from bnncc.recognise.monotone import NORMAL, step_at
 from bnncc.topi_binary.reference import evaluate_kernel
 from tests.collection.builder import Net
@@ -54,3 +55,21 @@ def test_a_step_within_the_normal_numbers_is_taken_on_the_side_of_zero() -> None
         assert kind == zero
         assert at[0] == (np.nextafter(np.float32(cut), -np.float32(1)) if zero == "gt" else cut)
     assert step_at(np.array([1, LEAST], np.float32))[0] == "gt"
+
+
+@pytest.mark.parametrize("op", ["PRelu", "LeakyRelu"])
+def test_slopes_of_zeros_and_of_what_is_no_number(op: str) -> None:
+    values = np.array([0, -0.0, 1, -1, 1e-40, -1e-40, np.inf, -np.inf, np.nan, -np.nan], "f4")
+    slope = np.array([0.25, -2, 0, 1e30] if op == "PRelu" else [-2], "f4").reshape(-1, 1, 1)
+    net = Net(seed=0)
+    x = net.input("x", [1, slope.size, 1, values.size])
+    if op == "PRelu":
+        y = net.op(op, x, net.const(slope))
+    else:
+        y = net.op(op, x, alpha=float(slope.item()))
+    net.output(net.op("Abs", y))
+    data = np.tile(values, (1, slope.size, 1, 1))
+    with np.errstate(all="ignore"):
+        wanted = np.abs(np.where(data >= 0, data, data * slope))
+    (made,) = bnncc.compile(net.model(), threads=1).run({"x": data}).values()
+    np.testing.assert_array_equal(made, wanted)

@@ -64,7 +64,8 @@ SCALAR = Algebra(
     swish=swish,
     compare=lambda left, how, right: _COMPARE[how](left, right),
     both=T.And,
-    not_negative=lambda value: value >= T.float32(0),
+    # The sign bit alone: x86 selects by it without a comparison.
+    not_negative=lambda value: T.reinterpret("int32", value) >= T.int32(0),
     select=T.Select,
     real=lambda value: T.Cast("float32", value),
     whole=lambda value: T.Cast("int32", value),
