@@ -94,6 +94,7 @@ def _load(
     _inputs(proto.graph, graph, input_shapes)
     _bounds(graph, max_dims, {p.key: p.value for p in proto.metadata_props})
     graph.outputs = [o.name for o in proto.graph.output]
+    graph.reserved.update(o for n in nodes for o in n.outputs)
     order = _in_order(nodes, graph)
     checks.check_finite(order, infinities=False)
     folding = Folder(graph)

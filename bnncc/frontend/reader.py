@@ -268,7 +268,9 @@ class Reader:
             said = f"initializer `{tensor.name}`"
             checks.check_tensor(tensor, said)
             self.graph.set_constant(tensor.name, to_array(tensor, self.folder, said))
-        for part, opsets in graph_nodes(inline(nodes, self.local, versions)):
+        parts = list(graph_nodes(inline(nodes, self.local, versions)))
+        self.graph.reserved.update(name for part, _ in parts for name in part.outputs)
+        for part, opsets in parts:
             self._count(node)
             for name in part.inputs:
                 if name and name not in self.graph.types and name not in self._sequences:

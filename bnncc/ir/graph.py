@@ -92,6 +92,8 @@ class Graph:
     forms: dict[str, Any] = field(default_factory=dict)
     """In a physical graph: by tensor, the logical tensor it holds, and in which form; see
     `bnncc.transform.physical.Form`."""
+    reserved: set[str] = field(default_factory=set)
+    """Names of tensors that are yet to be added."""
     _serial: int = 0
 
     def producers(self) -> dict[str, Node]:
@@ -122,7 +124,7 @@ class Graph:
         while True:
             self._serial += 1
             name = f"{stem}.{self._serial}"
-            if name not in self.types:
+            if name not in self.types and name not in self.reserved:
                 return name
 
     def constant(self, value: np.ndarray, stem: str = "const") -> str:

@@ -79,6 +79,7 @@ class Physical:
     ) -> None:
         self.source, self.target, self.records = source, target, records
         self.graph = Graph([], list(source.inputs), [], {}, {}, source.source, source.sign_zero)
+        self.graph.reserved.update(source.types)
         self.floats: dict[str, dict[str, str]] = {}
         self.unrounded: set[str] = set()
         """Tensors whose forms are not rounded yet; their readers round them."""

@@ -325,6 +325,20 @@ def test_attributes_are_finite_numbers() -> None:
         load(model)
 
 
+def test_tensors_that_reading_adds_have_names_of_their_own() -> None:
+    """Tensors may be called `x`, `x.1`, `x.2`, as TorchScript does, and nodes like tensors."""
+    nodes = [helper.make_node("Einsum", ["x", "w"], ["n"], name="n", equation="bi,oij->boj")]
+    for k in range(1, 40):
+        nodes.append(helper.make_node("Neg", ["n" if k == 1 else f"n.{k - 1}"], [f"n.{k}"]))
+    shapes, feeds = {"x": [2, 4], "w": [3, 4, 5]}, {"x": real(2, 4), "w": real(3, 4, 5)}
+    agrees(network(nodes, shapes, "n.39"), feeds)
+    body = helper.make_graph(nodes, "body", [], [onnx.ValueInfoProto(name="n.39")])
+    chosen = helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)
+    inside = network([chosen], shapes, "y")
+    inside.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "c"))
+    agrees(inside, feeds)
+
+
 def test_bools_are_compared_as_bools() -> None:
     node = helper.make_node("Equal", ["a", "b"], ["y"])
     greater = [helper.make_node("Greater", [n, "z"], [k]) for n, k in (("x", "a"), ("w", "b"))]
