@@ -34,6 +34,7 @@ FLOAT_SUM = "float_sum"
 
 _CHUNK_BYTES = 1 << 21
 _SPLIT_BYTES, _HEAD = 1 << 20, 1024
+"""Bytes of what is split into multiples at a time; numbers that are tried before all others."""
 
 
 def multiples(x: Array, axis: int | None = None) -> tuple[Array, Array] | None:

@@ -178,6 +178,8 @@ def confirmed(
 
 
 _FIRST_SPARE, _CALLS = 32, 2
+"""Number of the first check that replaces others; calls of each kernel that are run in a large
+network."""
 
 
 def _wrong(made: Mapping[str, np.ndarray], check: Check) -> dict[str, np.ndarray]:
