@@ -74,7 +74,9 @@ def _window(node: Node, x: TensorType, where: str) -> None:
         span = (kernel[axis] - 1) * dilations[axis] + 1
         begin, end = pads[axis], pads[axis + rank]
         explicit = attrs["auto_pad"] in ("NOTSET", "VALID")
-        if isinstance(size, int) and explicit and size + begin + end < span:
+        # A window of ceil_mode extends beyond the end, by less than a stride.
+        more = attrs["strides"][axis] - 1 if attrs.get("ceil_mode") else 0
+        if isinstance(size, int) and explicit and size + begin + end + more < span:
             raise ShapeError(
                 f"{where}: kernel spans {span}, larger than the padded input of "
                 f"{size + begin + end} on axis {axis + 2}"

@@ -283,9 +283,11 @@ def _of_integers(
 ) -> tuple[Array, Array] | None:
     """Return magnitude and terms of a product of small multiples of scales, or None for others.
 
-    Its accumulator is an exact integer: if that is 0, the result is the bias, or exactly 0.
+    Its accumulator is an exact integer: if that is 0, the result is the bias, or exactly 0. Data
+    may have been rounded, as those of a straight-through estimator are (``t + (sign(t) - t)``): the
+    kernel's are not, and its constants are merged as ever.
     """
-    if any(e.any() for e in errs):
+    if any(e.any() for e in errs[1:]):
         return None
     data, weight = ins[:2]
     assert data is not None
@@ -309,10 +311,11 @@ def _of_integers(
     if node.op in ("Conv", "ConvTranspose"):
         bias = bias.reshape(channel_shape(out.ndim))
     exact = all(part is not None and powers_of_two(part[1]) for part in parts)
+    rounded = magnitude(node, ins, errs, out, 0) if errs[0].any() else ZERO
     if dyadic and exact and are_dyadic(bias) and are_dyadic(out):
-        return ZERO, terms
+        return rounded, terms
     bias = np.abs(bias.astype(np.float64)) * (2 + abs(float(node.attrs.get("beta", 1.0))))
-    return np.abs(out) + bias + np.where(bias != 0, terms, 0.0), terms
+    return rounded + np.abs(out) + bias + np.where(bias != 0, terms, 0.0), terms
 
 
 def _pad_between(ins: list[Array | None], out: Array) -> Array | None:

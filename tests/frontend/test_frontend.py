@@ -247,6 +247,15 @@ HOSTILE = {
         ShapeError,
         "kernel spans 9, larger than the padded input of 6",
     ),
+    "ceil": (
+        [
+            helper.make_node(
+                "MaxPool", ["x"], ["y"], "pool", kernel_shape=[8, 8], strides=[2, 2], ceil_mode=1
+            )
+        ],
+        ShapeError,
+        "kernel spans 8, larger than the padded input of 6",
+    ),
     "index": (
         [
             helper.make_node("ConstantOfShape", ["one"], ["zero"]),  # of float32, if not told

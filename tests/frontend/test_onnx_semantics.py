@@ -56,6 +56,11 @@ CASES: list[Own] = [
     ("MatMulInteger", 18, [small("uint8", 3, 300), small("int8", 300, 7) // 2], {}, 1),
     ("ConvTranspose", 18, [real(1, 1, 3, 3), ("w", real(1, 2, 3, 3))],
      {"strides": [3, 2], "output_shape": [9, 7]}, 1),
+    # The first window already extends beyond the end.
+    *((op, 18, [real(1, 3, 2, 5)],
+       {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1, **more}, 1)
+      for op in ("MaxPool", "AveragePool", "LpPool")
+      for more in [{}, *[{"count_include_pad": 1}] * (op == "AveragePool")]),
     resize([1, 1, 1.7, 2.3], mode="linear"),
     resize([1, 1, 0.6, 0.55], mode="cubic", antialias=1),
     resize([1, 1, 0.6, 0.55], mode="linear", antialias=1),

@@ -219,3 +219,32 @@ def test_numbers_that_are_not_normal_are_rounded_as_far_as_normal_ones() -> None
     least = float(np.finfo(np.float32).smallest_subnormal)
     assert (high - value >= least).tolist() == [True, True, False, True]
     assert (value - low <= np.maximum(8 * least, TIE * value)).all()
+
+
+def test_constants_are_merged_behind_a_straight_through_estimator() -> None:
+    """A kernel's constant for all taps is larger than the sum where most taps are padding."""
+    channels, rng = 208, np.random.default_rng(3)
+    weight = np.where(rng.random((channels, channels, 3, 3)) < 0.5, -1, 1).astype(np.float32)
+    scale, shift = rng.uniform(1, 4, channels), rng.uniform(-1, 1, channels)
+    norm = [np.float32(v) for v in (scale, shift, 0 * scale, 1 + 0 * scale)]
+    model = parsed(
+        '<ir_version: 9, opset_import: ["" : 17]> net (float[1, 208, 1, 1] x) => (float y) '
+        "{ s = Sign(x) t = Mul(x, x) d = Sub(s, t) q = Add(d, t) "
+        "c = Conv <pads = [1, 1, 1, 1]> (q, w) "
+        "y = BatchNormalization <epsilon = 0.0> (c, g, b, m, v) }"
+    )
+    for name, value in zip("wgbmv", (weight, *norm), strict=True):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    x = np.zeros((1, channels, 1, 1), np.float32)
+    x[0, 7, 0, 0] = 0.3
+    graph = load(model)
+    known = {"x": x, "s": np.sign(x)}
+    sums = weight[:, :, 1, 1] @ np.sign(x).ravel()
+    taps = np.float32(9 * channels)
+    merged = (taps * norm[0] + norm[1]) - norm[0] * (taps - sums)
+    found = spread(graph, known, "y", near=TIE, whole=1.0)
+    assert (merged != found.value.ravel()).any()
+    assert (merged >= found.low.ravel()).all()
+    assert (merged <= found.high.ravel()).all()
+    # A sum that is wrong by one is still seen.
+    assert (found.high - found.low < norm[0].reshape(1, -1, 1, 1) / 8).all()
