@@ -23,6 +23,7 @@ from tvm.tirx import compilation_pipeline
 from bnncc.codegen.arguments import without_checks
 from bnncc.codegen.binds import limit_binds
 from bnncc.codegen.registers import split_tiles
+from bnncc.codegen.short_functions import in_short_functions
 from bnncc.codegen.stack import aligned
 from bnncc.schedules.float_functions import expanded
 
@@ -223,6 +224,8 @@ def tensor_bytes(kind: Any) -> int:
 
 def _lowering() -> tuple[Any, Any, Any]:
     pipeline, host, device = compilation_pipeline.PIPELINE_MAP["s_tir"]()
+    short = tvm.transform.module_pass(in_short_functions, opt_level=0)
+    pipeline = tvm.transform.Sequential([short, pipeline])
     prepared = tvm.transform.module_pass(_prepared, opt_level=0)
     note = tvm.transform.module_pass(_note, opt_level=0)
     return pipeline, lambda: tvm.transform.Sequential([prepared, host(), note]), device
