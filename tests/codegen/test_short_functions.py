@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 import bnncc
-from bnncc.codegen import short_functions
+from bnncc.codegen import memory, short_functions
 from tests.devices import DIGITS
 
 MODEL = DIGITS / "digits.onnx"
@@ -59,14 +60,32 @@ def test_functions_with_branches_stay() -> None:
     assert len(short_functions.in_short_functions(module, None).functions) == 1
 
 
+def test_calls_are_made_in_order_until_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short_functions, "STATEMENTS", 3)
+    seen: list[int] = []
+
+    def made(number: int) -> None:
+        if number == 7:
+            raise ValueError("seven")
+        seen.append(number)
+
+    tvm.register_global_func("made", made, override=True)
+    for count, fails in ((7, False), (12, True)):
+        module = tvm.IRModule({"__vmtir__main": long(count)["__vmtir__main"]})
+        main = tvm.compile(module, "llvm", tir_pipeline=memory.PIPELINE)["__vmtir__main"]
+        seen.clear()
+        with pytest.raises(ValueError, match="seven") if fails else nullcontext():
+            main(None, None, None, None)
+        assert seen == list(range(7))
+
+
 def test_networks_compute_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(short_functions, "STATEMENTS", 5)
     bnncc.compile(MODEL).save(tmp_path / "digits.bnncc")
     artifact = bnncc.Artifact.load(tmp_path / "digits.bnncc")
+    assert b"__vmtir__main_1" in artifact.library
     images = np.load(DIGITS / "test_images.npz")["images"][:9].astype(np.float32)
     feeds = {artifact.inputs[0].name: images}
     (want,) = onnxruntime.InferenceSession(MODEL).run(None, feeds)
     (made,) = artifact.run(feeds).values()
     np.testing.assert_allclose(made, want, rtol=1e-5, atol=1e-5)
-    with pytest.raises(bnncc.BnnccError):  # an error within a part comes through
-        artifact.run({artifact.inputs[0].name: images[..., :5]})
