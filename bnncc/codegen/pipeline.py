@@ -15,10 +15,11 @@ import bnncc.schedules.generic as generic
 from bnncc import schedules
 from bnncc.codegen import gpu, in_place, memory
 from bnncc.codegen.arguments import mark_trusting
+from bnncc.codegen.fewer_calls import reshaped_once, without_repeats
 from bnncc.codegen.fusion import LimitFusion
 from bnncc.codegen.ops import register
 from bnncc.codegen.origins import Origins
-from bnncc.codegen.outputs import with_outputs
+from bnncc.codegen.outputs import through_outputs, with_outputs
 from bnncc.codegen.shape_functions import ShareShapeFunctions
 from bnncc.codegen.sizes import SortSizes
 from bnncc.errors import message_lines
@@ -89,6 +90,7 @@ def legalize(module: tvm.IRModule, target: TargetSpec, origins: Origins) -> tvm.
             SortSizes(),  # fused kernels get sizes of their own
             # It cannot analyse our kernels, so it runs before they are legalized.
             tvm.transform.module_pass(_reshapes_as_views, opt_level=0),
+            tvm.transform.module_pass(reshaped_once, opt_level=0),
             transform.LegalizeOps(skip_ops=views),
             transform.DeadCodeElimination(["main"]),
         ]
@@ -297,6 +299,7 @@ def build(
             if on_gpu
             else tvm.transform.module_pass(with_outputs, opt_level=0),
             tvm.transform.module_pass(in_place.with_in_place, opt_level=0),
+            tvm.transform.module_pass(through_outputs, opt_level=0),
             tvm.transform.module_pass(mark_trusting, opt_level=0),
             transform.LowerAllocTensor(),
             transform.KillAfterLastUse(),
@@ -304,6 +307,7 @@ def build(
             transform.ComputePrimValue(),
             transform.VMShapeLower(),
             ShareShapeFunctions(),
+            tvm.transform.module_pass(without_repeats, opt_level=0),
             transform.AttachGlobalSymbol(),
         ]
     )
