@@ -13,7 +13,7 @@ import tvm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bnncc import schedules
-from bnncc.codegen import pipeline
+from bnncc.codegen import memory, pipeline
 from bnncc.targets import catalog
 from bnncc.topi_binary.build import input_types, output_types
 from bnncc.topi_binary.definitions import define
@@ -82,7 +82,7 @@ def assembly(spec: BinaryConv2d, target: str) -> str:
     """Return the kernel of `spec` as assembly."""
     func = scheduled(spec, target).with_attr("global_symbol", "kernel")
     chosen = pipeline.tvm_target(catalog.resolve(target))
-    with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):
+    with memory.lowering():
         made = tvm.compile(tvm.IRModule({"kernel": func}), target=chosen)
     return made.mod.inspect_source("asm")
 

@@ -2,8 +2,9 @@
 
     python benchmarks/compile_beside.py [COMMIT] [--target T ...] [--only WORD] [--json FILE]
 
-COMMIT may be the folder of a checkout, too. Seconds are those of the processor, on one thread, the
-least of several turns. Ratios are times relative to the other checkout: below 1 is faster.
+COMMIT may be the folder of a checkout, too. WORD selects any networks that have it in their names,
+such as transformers. Seconds are those of the processor, on one thread, the least of several turns.
+Ratios are times relative to the other checkout: below 1 is faster.
 """
 
 from __future__ import annotations
@@ -46,14 +47,17 @@ TABLES = {"compile-beside": (_table, ("compile_beside",))}
 def main() -> None:
     """Compare two checkouts."""
     from networks import NETWORKS as MADE
+    from transformer_networks import NETWORKS as TRANSFORMERS
 
     args = asking(__doc__.splitlines()[0], BASE, TARGETS).parse_args()
     rows: list[dict[str, Any]] = []
+    made = {**MADE, **TRANSFORMERS}
+    names = [name for name in made if args.only in name] if args.only else NETWORKS
     with checked_out(args.other) as before, tempfile.TemporaryDirectory() as folder:
         sides = Checkout(machine.ROOT), Checkout(before)
-        for name in (name for name in NETWORKS if args.only in name):
+        for name in names:
             path = Path(folder) / "network.onnx"
-            onnx.save(MADE[name]("where"), path)
+            onnx.save(made[name]("where") if name in MADE else made[name](), path)
             for target in args.target or TARGETS:
                 times: list[list[float]] = [[], []]
                 for turn in range(TURNS + (not rows)):  # the first ones load TVM

@@ -25,6 +25,7 @@ from filtered_layers import POOL
 from float_layers import BITS, STORE, Layer, _conv
 from tables import markdown, where
 
+from bnncc.codegen import memory
 from bnncc.schedules import schedule, uses_tiles, with_packed_operands
 from bnncc.targets import catalog, host
 from bnncc.targets.spec import TargetSpec
@@ -80,7 +81,7 @@ def deviation(spec: Conv2d, target: TargetSpec) -> float:
         mine = packed(weight, spec)
     options = {"kind": target.kind, "mcpu": target.mcpu, "mattr": list(target.mattr)}
     module = tvm.IRModule({"main": schedule(define(spec), target)})
-    with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):  # as all code is made
+    with memory.lowering():
         library = tvm.compile(module, target=tvm.target.Target(options))
     got = tvm.runtime.empty(output_types(spec)[0][0])
     library["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(mine), got)

@@ -24,6 +24,7 @@ import machine
 from ceilings import of_floats
 from tables import markdown, where
 
+from bnncc.codegen import memory
 from bnncc.schedules import schedule
 from bnncc.targets import catalog, host
 from bnncc.targets.spec import TargetSpec
@@ -108,7 +109,7 @@ class Layer:
         options = {"kind": target.kind, "mcpu": target.mcpu, "mattr": list(target.mattr)}
         module = tvm.IRModule({"main": func})
         # As all code is made.
-        with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):
+        with memory.lowering():
             self._lib = tvm.compile(module, target=tvm.target.Target(options)).jit()
         self.compile_seconds = time.perf_counter() - start
         rng = np.random.default_rng(0)

@@ -90,7 +90,7 @@ def build(functions: dict[str, Any], target: TargetSpec) -> Any:
 
         return Module(functions, target)
     named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
-    with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):  # as all code is made
+    with memory.lowering():
         return tvm.compile(
             tvm.IRModule(named), target=tvm_target(target), tir_pipeline=memory.PIPELINE
         )

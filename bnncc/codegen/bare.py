@@ -69,7 +69,7 @@ def build(
     lowered = lowered_by(_passes(), functions, lowering)
     floats = {name: float_operations.count(lowered[name]) for name in functions}
     lowered, scratch = _with_scratch(lowered)
-    with lowering, tvm.transform.PassContext(config=memory.OPTIONS):
+    with lowering, memory.lowering():
         for var, func in lowered.functions_items():
             lowered[var] = expanded(func)
         lowered = tir.LowerIntrin()(lowered)
@@ -220,7 +220,7 @@ def lowered_by(
         name: f.with_attr("global_symbol", name).with_attr("target", target)
         for name, f in functions.items()
     }
-    with target, tvm.transform.PassContext(config=memory.OPTIONS):
+    with target, memory.lowering():
         return tvm.transform.Sequential(passes)(tvm.IRModule(named))
 
 

@@ -68,7 +68,7 @@ class Module:
 
 def compiled(functions: dict[str, Any], target: TargetSpec) -> bytes:
     """Return a shared library of `functions`."""
-    with tvm.transform.PassContext(config=memory.OPTIONS):
+    with memory.lowering():
         module, machine = tvm.IRModule(functions), pipeline.tvm_target(target)
         made = tvm.compile(module, target=machine, tir_pipeline=memory.PIPELINE)
     with scratch_folder("emulator") as folder:

@@ -142,7 +142,7 @@ class Stopwatch:
             for name, (spec, point) in zip(names, kernels, strict=True)
         }
         functions = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
-        with tvm.transform.PassContext(config=memory.OPTIONS):
+        with memory.lowering():
             built = tvm.compile(
                 tvm.IRModule(functions), target=tvm_target(self.target),
                 tir_pipeline=memory.PIPELINE,

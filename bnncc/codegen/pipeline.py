@@ -312,8 +312,8 @@ def build(
         ]
     )
     gpu_code = gpu.compiling(target) if on_gpu else nullcontext()
-    options = {**memory.OPTIONS, "relax.backend.use_cuda_graph": on_gpu}
-    with tvm.transform.PassContext(config=options), memory.recorded() as scratch, gpu_code:
+    context = memory.lowering(gpu=on_gpu, **{"relax.backend.use_cuda_graph": on_gpu})
+    with context, memory.recorded() as scratch, gpu_code:
         executable = relax.build(
             module,
             tvm_target(target),

@@ -221,7 +221,7 @@ class KernelWalk:
                 for var, func in self._module.functions_items()
                 if isinstance(func, tirx.PrimFunc) and not spec_of(func)
             }
-            with tvm.transform.PassContext(config=memory.OPTIONS):
+            with memory.lowering():
                 self._foreign = tvm.compile(tvm.IRModule(functions), target="llvm")
 
         def compute(arrays: Sequence[Array]) -> list[Array]:
