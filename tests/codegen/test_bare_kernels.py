@@ -38,6 +38,8 @@ from tests.kernel_harness import (
 )
 from tests.schedules import test_bits_kernels, test_float_kernels
 
+pytestmark = pytest.mark.sampled(4)
+
 EXAMPLES = 50 if os.environ.get("BNNCC_TEST_ALL") else 3
 
 
@@ -177,7 +179,6 @@ SAMPLE = {type(spec): spec for spec in CASES[: -len(definition_cases.LONG)]}
 """One case of each kind."""
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "spec",
     [

@@ -11,6 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import bnncc
 
+pytestmark = pytest.mark.sampled(3)
+
 
 def _network(channels: int, out: int) -> tuple[onnx.ModelProto, int]:
     """Return sign -> conv -> sign -> conv with 3x3 filters, and the number of its filters' taps."""

@@ -33,6 +33,8 @@ from tests.ir.test_number_types import BOTH, there_and_back
 from tests.portable_c import STRICT
 from tests.tiny import BASELINE
 
+pytestmark = pytest.mark.sampled(2)
+
 COMPILER, EMULATOR = "arm-linux-gnueabihf-gcc", "qemu-arm"
 ODD = "x/in:0 */ int */"
 ARMV7 = CompileOptions(target="armv7")

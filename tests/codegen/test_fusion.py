@@ -13,6 +13,8 @@ from bnncc.options import CompileOptions
 from tests.c_programs import MACHINES, outputs
 from tests.tiny import BASELINE
 
+pytestmark = pytest.mark.sampled(2)
+
 
 def chain(operator: str, length: int) -> onnx.ModelProto:
     """Return a network of operators in a row; `Silu` is written with two."""

@@ -25,6 +25,8 @@ from tests.codegen.test_wasm import digits, written
 from tests.devices import DIGITS
 from tests.portable_c import STRICT
 
+pytestmark = pytest.mark.sampled(2)
+
 HERE = Path(__file__).resolve().parent
 
 

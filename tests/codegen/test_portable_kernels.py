@@ -14,7 +14,7 @@ from tests.codegen.test_bare_kernels import SAMPLE, fixed, generated
 from tests.cortex_m import needs_cortex_m
 from tests.schedules import test_bits_kernels, test_float_kernels
 
-pytestmark = portable_c.needs_gcc
+pytestmark = [portable_c.needs_gcc, pytest.mark.sampled(6)]
 
 # Kernels in C read weights in the order of words only; other orders are tested as definitions.
 CASES = [
@@ -23,7 +23,6 @@ CASES = [
 ] + [pytest.param(spec, marks=pytest.mark.slow) for spec in definition_cases.LONG]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("spec", CASES, ids=lambda spec: Workload.of(spec).name)
 def test_portable_c_computes_what_the_oracle_computes(spec: Spec) -> None:
     spec = fixed(spec)

@@ -20,6 +20,8 @@ from tests import c_programs
 from tests.c_programs import MACHINES
 from tests.collection import cases_deployed, files, handmade, oracle
 
+pytestmark = pytest.mark.sampled(3)
+
 CASES = {case.name: case for case in [*handmade.cases(), *files.cases()]}
 """The whole collection."""
 

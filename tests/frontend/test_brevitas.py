@@ -11,6 +11,8 @@ import bnncc
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 
+pytestmark = pytest.mark.sampled(2)
+
 FOLDER = Path(__file__).parents[1] / "data" / "brevitas"
 FILES = sorted(FOLDER.glob("*.onnx"))
 QUICK = {"cnv_1w1a.legacy", "mlp_2w2a.qcdq-legacy", "radio_4w3a", "separable_4w4a", "shifted"}

@@ -19,6 +19,8 @@ from bnncc.runtime.session import aligned_empty
 from tests.collection.builder import Net
 from tests.runtime.test_in_place import Calls
 
+pytestmark = pytest.mark.sampled(4)
+
 Array = np.ndarray[Any, Any]
 HEADS, SHARED, SIZE, ROWS = 4, 2, 16, 24
 INPUTS = ["q", "k", "v", "pk", "pv", "lengths", "total", "cos", "sin", "places", "bias"]
@@ -264,7 +266,6 @@ def step(
 HALF = {"past": "past", "whole": "past+1", "batch": "batch", "dtype": "float16"}
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("sizes", "bounds", "batches"),
     [

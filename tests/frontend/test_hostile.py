@@ -104,6 +104,7 @@ def test_file(name: str, outcomes: dict[str, Outcome]) -> None:
     assert found["seconds"] < hostile_child.SECONDS
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stem", REAL)
 def test_command_line(stem: str, tmp_path: Path) -> None:
     path = next(f.path for f in hostile.hostile_files(tmp_path) if f.path.stem == stem)

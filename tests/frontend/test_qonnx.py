@@ -18,6 +18,8 @@ from bnncc.options import Uint8Input
 from bnncc.transform.simplify import simplify
 from tests.qonnx_models import CHANNELS_LAST, DOMAINS, Builder, Executor, annotate
 
+pytestmark = pytest.mark.sampled(3)
+
 pytest.importorskip("qonnx")
 RNG = np.random.default_rng(0)
 HALVES = np.arange(-40, 41, dtype=np.float32) / 4

@@ -16,6 +16,8 @@ from bnncc.frontend.linear import INTEGERS
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 
+pytestmark = pytest.mark.sampled(3)
+
 RNG = np.random.default_rng(0)
 OPSETS = {"int8": 13, "uint8": 13, "int4": 21, "uint4": 21, "int2": 25, "uint2": 25, "int16": 21,
           "uint16": 21}  # fmt: skip

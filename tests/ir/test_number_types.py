@@ -32,6 +32,7 @@ from tests.tiny import BASELINE
 HALF = ["where", "difference of comparisons", "table", "PACT", "AdaBin", "sum of signs"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", HALF)
 def test_spellings_in_float16(name: str) -> None:
     spelling, kind = SPELLINGS[name]
@@ -73,6 +74,7 @@ def test_a_threshold_of_float16_is_that_of_its_own_arithmetic() -> None:
 DOUBLE = ["where", "difference of comparisons", "argmax of two", "PACT"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", DOUBLE)
 def test_spellings_in_float64(name: str) -> None:
     """Layers are as in float32, and results those of float64."""

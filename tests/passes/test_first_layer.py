@@ -20,6 +20,8 @@ from bnncc.transform.first_layer import relax_first_layer
 from bnncc.transform.image import take_uint8
 from tests.kernel_harness import FLOATS_HERE
 
+pytestmark = pytest.mark.sampled(4)
+
 RNG = np.random.default_rng(0)
 W = (RNG.standard_normal((20, 3, 5, 5)) * RNG.uniform(0.1, 9, (20, 1, 1, 1))).astype(np.float32)
 WEIGHTS = {
@@ -153,7 +155,6 @@ def test_other_layers_are_left_alone() -> None:
     assert [n.op for n in plain].count("Conv") == 3
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", [*FLOATS_HERE, "native"])
 @pytest.mark.parametrize("operands", ["bfloat16", "int8"])
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from bnncc.verification.evaluator import evaluate_physical
 from tests.codegen.test_cuda_code import on_emulated_gpu
 from tests.cuda_emulator import COMPILER
 
+pytestmark = pytest.mark.sampled(2)
+
 RNG = np.random.default_rng(3)
 NET = (
     "a = Conv<strides=[2,2], pads=[3,3,3,3]>(x, w) b = Relu(a) "

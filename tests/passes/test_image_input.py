@@ -11,6 +11,8 @@ import bnncc
 from bnncc.errors import UsageError
 from bnncc.options import Uint8Input
 
+pytestmark = pytest.mark.sampled(3)
+
 
 def _model(batch: int | str) -> onnx.ModelProto:
     rng = np.random.default_rng(0)

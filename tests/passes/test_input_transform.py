@@ -25,6 +25,8 @@ from bnncc.topi_binary.spec import ImageBits
 from tests.conftest import ALL
 from tests.kernel_harness import HERE, TARGETS, run_kernel
 
+pytestmark = pytest.mark.sampled(3)
+
 Array = np.ndarray[Any, Any]
 THRESHOLDS = (-120.5, -128.0, -99.25)
 

@@ -14,6 +14,8 @@ import bnncc
 from bnncc.options import CompileOptions
 from tests.physical_networks import passed
 
+pytestmark = pytest.mark.sampled(3)
+
 ROWS, IMAGE = [6, 64], [2, 64, 7, 6]
 CONSTANTS: dict[str, Any] = {
     "scale": np.float32(0.125), "zero": np.uint8(77), "below": np.int8(-5), "none": np.int8(0),

@@ -14,6 +14,8 @@ from bnncc.transform.simplify import simplify
 from tests.collection import oracle
 from tests.collection.builder import Net
 
+pytestmark = pytest.mark.sampled(2)
+
 
 def conv(
     net: Net, x: str, units: int, k: int, *, group: int = 1, real: bool = False, **attrs

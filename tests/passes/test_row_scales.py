@@ -73,6 +73,7 @@ def test_a_layer_is_found_and_its_integers_are_exact(seed: int) -> None:
     assert not compare_passes(physical, before, {"x": x})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", [0, 2, 5, 8, 9, 11, 12])
 def test_compiled_layers_are_right_for_this_machine(seed: int) -> None:
     model, x, y, size = case(seed)
@@ -159,6 +160,7 @@ def test_modules_of_pytorch_are_found_and_right(tmp_path: Path) -> None:
     assert not compare_passes(physical, before, feeds)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
 def test_all_linears_of_a_block_are_found(kind: str, tmp_path: Path) -> None:
     """An integer may be the next one where a norm rounds otherwise: a 127th of the largest."""
@@ -221,6 +223,7 @@ def test_integer_weights_are_cut_only_where_sums_may_pass_float32(top: int, prod
     assert sum(spec.macs > 0 for spec in specs) == products
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("spelling", ["divided before", "scales after the product"])
 @pytest.mark.parametrize("first", [True, False])
 def test_a_function_of_its_own_argument_follows(spelling: str, first: bool) -> None:

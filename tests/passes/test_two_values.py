@@ -21,6 +21,8 @@ from tests.spellings import (
     where,
 )
 
+pytestmark = pytest.mark.sampled(3)
+
 
 @pytest.mark.parametrize("pads", [0, 1])
 def test_any_two_values_in_float64(pads: int) -> None:
@@ -31,7 +33,6 @@ def test_any_two_values_in_float64(pads: int) -> None:
     check(g.model(out, SHAPE), ["few_bit"], inputs("float64"), near=1e-12)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize(("pads", "stride", "fill"), [(1, 2, None), (0, 1, 0.4)])

@@ -16,6 +16,8 @@ from bnncc.recognise.transposed import repeats
 from tests.collection.builder import Net
 from tests.qonnx_models import Builder
 
+pytestmark = pytest.mark.sampled(2)
+
 RNG = np.random.default_rng(0)
 
 

@@ -36,6 +36,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if runnable(p)], ids=lambda p: str(p.relative_to(ROOT))
 )

@@ -82,6 +82,7 @@ def test_a_silent_device_is_given_up(
         assert "it did not respond for 1 s" in message
 
 
+@pytest.mark.sampled(2)
 def test_two_clients_at_once(
     machine: str, server: Server, digits: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,6 +99,7 @@ def test_two_clients_at_once(
     assert "PASS" in succeeds(capsys, "deploy", digits[machine], "--rpc", server.address)
 
 
+@pytest.mark.sampled(2)
 def test_killing_the_client_in_mid_upload(
     machine: str, server: Server, digits: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,10 @@ import pytest
 from tests.codegen.test_cuda_code import MAIN, on_emulated_gpu
 from tests.cuda_emulator import COMPILER
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ on x86-64")
+pytestmark = [
+    pytest.mark.skipif(COMPILER is None, reason="needs g++ on x86-64"),
+    pytest.mark.sampled(4),
+]
 PARTS, SAMPLE = 8, 40
 SCRIPT = """
 from bnncc.targets import catalog
@@ -29,7 +32,6 @@ def compared(target: str, part: str, folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(len(MAIN)))
 def test_some_kernels(number: int, tmp_path: Path) -> None:
     compared(MAIN[number], f"{number}::{SAMPLE}", tmp_path)

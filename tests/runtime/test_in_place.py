@@ -15,6 +15,8 @@ from bnncc.runtime.session import aligned_empty
 from tests.collection.builder import Net
 from tests.kernel_harness import HERE
 
+pytestmark = pytest.mark.sampled(3)
+
 HEADS, SHARED, DEPTH, ROOM = 4, 2, 16, 12
 PAIRS = {"past_k": "present_k", "past_v": "present_v"}
 
@@ -266,7 +268,6 @@ def test_arrays_that_do_not_fit(grown: bnncc.Artifact) -> None:
     np.testing.assert_allclose(grown.run(reversed_rows)["y"], expected["y"], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", ["native", "x86-64-v2"])
 @pytest.mark.parametrize("tokens", [1, 9])
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])

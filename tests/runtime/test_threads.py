@@ -23,6 +23,8 @@ from bnncc.targets import catalog
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, Elementwise, Step
 from tests.collection import handmade
 
+pytestmark = pytest.mark.sampled(4)
+
 ROOT = Path(__file__).resolve().parents[2]
 COUNTS = (1, 2, 3, 5)
 
@@ -92,7 +94,6 @@ def test_refused() -> None:
         CompileOptions(threads=0)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [

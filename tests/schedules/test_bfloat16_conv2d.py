@@ -21,6 +21,8 @@ from bnncc.topi_binary.definitions import byte_products, define
 from bnncc.topi_binary.spec import Conv2d, RowPool, Step
 from tests.kernel_harness import HERE, TILES, build, run_kernel
 
+pytestmark = pytest.mark.sampled(3)
+
 STORE = (Step("store"),)
 RESIDUAL = (Step("affine"), Step("add"), Step("relu"), Step("bits"), *STORE)
 HALF = ml_dtypes.bfloat16

@@ -13,6 +13,8 @@ from bnncc.topi_binary.spec import BitwiseMaxPool, ConcatBits, PadBits, SliceBit
 from tests.kernel_harness import TARGETS, clear_tails, run_kernel, same, small_integers
 from tests.schedules.test_float_kernels import CHANNELS, batches, windows
 
+pytestmark = pytest.mark.sampled(3)
+
 QUICK = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 SLOW = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 

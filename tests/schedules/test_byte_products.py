@@ -16,6 +16,8 @@ from bnncc.tuning.cases import make
 from tests.binary_cases import check, make_inputs
 from tests.kernel_harness import TILES, build, with_two_threads
 
+pytestmark = pytest.mark.sampled(3)
+
 STORED = (Step("affine"), Step("add"), Step("store"), Step("bits"))
 LAYER = BinaryConv2d(
     1, 6, 7, 128, 64, (3, 3), pads=(1, 1, 1, 1), weight_order=tile_choice.ORDER, steps=STORED

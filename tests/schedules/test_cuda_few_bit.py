@@ -24,7 +24,10 @@ from tests.passes.test_few_bit_networks import _network
 from tests.schedules.test_cuda_kernels import run
 from tests.schedules.test_few_bit_conv2d import DENSE, FLIPPED, PADDED, _same_levels
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ on x86-64")
+pytestmark = [
+    pytest.mark.skipif(COMPILER is None, reason="needs g++ on x86-64"),
+    pytest.mark.sampled(3),
+]
 
 METHODS = tuple(m for m in few_bit_data.METHODS if m != "packed")  # which CPUs have alone
 STORE = (Step("store"),)

@@ -31,7 +31,10 @@ from tests.binary_cases import make_inputs, specs
 from tests.cuda_emulator import COMPILER, Emulated
 from tests.passes.test_input_transform import KINDS
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ on x86-64")
+pytestmark = [
+    pytest.mark.skipif(COMPILER is None, reason="needs g++ on x86-64"),
+    pytest.mark.sampled(3),
+]
 
 ENGINES = {
     "simt": ("simt", 800),

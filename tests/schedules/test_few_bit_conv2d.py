@@ -17,6 +17,8 @@ from tests.few_bit_cases import inputs
 from tests.kernel_harness import EMULATED, TARGETS, TILES, run_kernel, same
 from tests.tiny import BASELINE
 
+pytestmark = pytest.mark.sampled(3)
+
 NATIVE = "native"
 FORMS = ("planes", "bytes", "pairs", "floats", "value", "table")
 LEVELS = Step("levels", count=5, way="acc", forms=FORMS, lo=-1.0, hi=0.5)
@@ -58,7 +60,6 @@ def _same_levels(spec: FewBitConv2d, got: list, want: list) -> None:
         same([one], [other])
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", [*TARGETS, NATIVE, *TILES])
 @pytest.mark.parametrize("method", [m for m in few_bit_data.METHODS if m != "packed"])
 def test_every_method_on_every_target(method: str, target: str) -> None:

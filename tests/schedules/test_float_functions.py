@@ -22,6 +22,8 @@ from bnncc.topi_binary.definitions.terms import swish
 from tests import portable_c
 from tests.kernel_harness import EMULATED, FLOAT_TARGETS, HERE, IN_NODE, build
 
+pytestmark = pytest.mark.sampled(3)
+
 Array = np.ndarray[Any, Any]
 
 EXACT: dict[str, Callable[[Array], Array]] = {

@@ -32,6 +32,8 @@ from tests.kernel_harness import (
 )
 from tests.topi_binary.test_definitions import call
 
+pytestmark = pytest.mark.sampled(3)
+
 CHANNELS = (1, 3, 15, 16, 17, 31, 33, 64, 100)
 STEPS = [
     Step("affine"),

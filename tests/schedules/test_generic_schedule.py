@@ -14,6 +14,8 @@ from bnncc.schedules import generic
 from bnncc.targets import catalog
 from tests.kernel_harness import EMULATED, FLOAT_TARGETS, HERE, IN_NODE, build
 
+pytestmark = pytest.mark.sampled(4)
+
 CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., relax.Expr]]] = {
     "add_relu": ([(1, 33, 17, 20)] * 2, lambda a, b: op.nn.relu(op.add(a, b))),
     "broadcast": ([(1, 64, 9, 9), (64, 1, 1)], lambda a, b: op.tanh(op.multiply(a, b))),
@@ -103,7 +105,6 @@ def _run(module: tvm.IRModule, inputs: list[np.ndarray], target: tvm.target.Targ
     return machine["main"](*[tvm.runtime.tensor(x) for x in inputs]).numpy()
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_same_results(name: str, threads: int) -> None:

@@ -24,6 +24,8 @@ from tests.kernel_harness import (
     small_integers,
 )
 
+pytestmark = pytest.mark.sampled(3)
+
 PLANAR = (Step("affine"), Step("store", layout="NCHW"))
 MANY = (*PLANAR, Step("bits"), Step("relu"), Step("store"), Step("store", layout="NCHW"))
 ONE = (1, 1, 1, 1)

@@ -19,6 +19,8 @@ from bnncc.topi_binary.build import first_step_input, input_types
 from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d, Spec, Step
 
+pytestmark = pytest.mark.sampled(3)
+
 AFFINE = (Step("affine"), Step("store"))
 PACKED = FewBitConv2d(
     3, 1, 1, 200, 70, (1, 1), rank=2, data_bits=8, weight_bits=2, method="packed", steps=AFFINE

@@ -14,6 +14,8 @@ from bnncc.topi_binary.spec import BitwiseMaxPool
 from bnncc.tuning.cases import make
 from tests.topi_binary.test_definitions import call
 
+pytestmark = pytest.mark.sampled(3)
+
 SPEC = BitwiseMaxPool("n", 6, 7, 70, (3, 3), (1, 2), pads=(1, 1, 1, 1), flip=True)
 
 

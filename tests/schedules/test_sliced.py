@@ -17,6 +17,8 @@ from bnncc.topi_binary.spec import BinaryConv2d, Step
 from tests.binary_cases import build, check, make_inputs
 from tests.kernel_harness import HERE, TARGETS
 
+pytestmark = pytest.mark.sampled(3)
+
 SIGN = (Step("threshold"),)
 THREE = (Step("threshold", zero=True),)
 FLOAT = (Step("threshold"), Step("affine"), Step("add"), Step("store"), Step("bits"))

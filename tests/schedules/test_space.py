@@ -29,6 +29,8 @@ from tests import kernel_harness
 from tests.binary_cases import check, make_inputs
 from tests.kernel_harness import HERE, TARGETS, clear_tails, small_integers
 
+pytestmark = pytest.mark.sampled(3)
+
 POINTS = 24 if os.environ.get("BNNCC_TEST_ALL") else 1
 FLOATS = (Step("affine"), Step("add"), Step("store"), Step("bits"))
 STORE = (Step("store"),)

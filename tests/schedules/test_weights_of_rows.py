@@ -15,6 +15,8 @@ from bnncc.topi_binary.spec import BinaryConv2d, Step, WeightsOfRows
 from bnncc.tuning.cases import run_time_weights
 from tests import binary_cases, kernel_harness
 
+pytestmark = pytest.mark.sampled(3)
+
 TARGETS = [*kernel_harness.TARGETS, "native"]
 
 

@@ -9,6 +9,8 @@ import pytest
 from bnncc.schedules.templates.window import segments
 from bnncc.topi_binary.spec import BinaryConv2d, taps_inside
 
+pytestmark = pytest.mark.sampled(3)
+
 
 @pytest.mark.parametrize(("kernel", "pad"), [(1, 0), (3, 1), (3, 0), (5, 2)])
 def test_tiles_cover_a_row_once_and_know_the_taps_of_each_column(kernel: int, pad: int) -> None:

@@ -20,6 +20,8 @@ from tests import definition_cases, kernel_harness
 from tests.kernel_harness import HERE
 from tests.topi_binary.test_definitions import call
 
+pytestmark = pytest.mark.sampled(3)
+
 TERNARY = replace(definition_cases.WORDS, ternary=True)
 DENSE = BinaryConv2d(5, 1, 1, 70, 37, (1, 1), rank=2, ternary=True, steps=(Step("store"),))
 BOTH = replace(definition_cases.MATRIX, ternary=True, weight_zeros=True)

@@ -22,6 +22,8 @@ from bnncc.tuning.cases import make
 from tests import definition_cases, kernel_harness
 from tests.binary_cases import make_inputs
 
+pytestmark = pytest.mark.sampled(4)
+
 
 def run(spec: Spec, inputs: list[np.ndarray], form: str = "") -> list[np.ndarray]:
     """Compile the definition of `spec`, scalar by scalar, and run it."""
@@ -104,7 +106,6 @@ EDGES = [
 """Layers at the edges of lookups for two columns: odd widths, and kernels of any width."""
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("size", [16, 32, 64])
 @pytest.mark.parametrize("spec", [*COUNTED, *EDGES], ids=lambda spec: Workload.of(spec).name)
 def test_looking_nibbles_up_counts_the_same(spec: BinaryConv2d, size: int) -> None:
@@ -116,7 +117,6 @@ def test_looking_nibbles_up_counts_the_same(spec: BinaryConv2d, size: int) -> No
         np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "spec",
     [*COUNTED, replace(definition_cases.WORDS, channels=300, out_channels=7, pad_value=1)],
@@ -145,7 +145,6 @@ def test_products_of_levels_are_the_same(channels: int, starts: bool) -> None:
     assert case.difference(found) == ""
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "target",
     [

@@ -424,7 +424,7 @@ TIMES = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("race_of", TIMES)
 def test_a_network_must_win_its_own_race(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, race_of: str
@@ -528,6 +528,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("spec", KINDS, ids=lambda spec: Workload.of(spec).name)
 def test_every_kind_of_kernel_has_a_case(spec: Spec) -> None:
     case = Case.of(make(spec).arrays())
@@ -541,6 +542,7 @@ def test_every_kind_of_kernel_has_a_case(spec: Spec) -> None:
         assert case.difference(other).startswith("1 of"), number
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("network", ["few-bit", "attention"])
 def test_networks_of_every_kind_can_be_tuned(network: str, tmp_path: Path) -> None:
     path = BREVITAS / "mlp_2w2a.qcdq.onnx"

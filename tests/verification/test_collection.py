@@ -11,6 +11,8 @@ import bnncc
 from tests.collection import files, handmade, oracle
 from tests.collection.builder import Case
 
+pytestmark = pytest.mark.sampled(5)
+
 
 def _parameters() -> list:
     return [
@@ -19,7 +21,6 @@ def _parameters() -> list:
     ]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", _parameters())
 def test_model(case: Case) -> None:
     artifact = bnncc.compile(case.model, target="native")

@@ -29,6 +29,7 @@ from tests.physical_networks import Arrays, evaluated, passed
 TARGETS = ("native", "x86-64-v3", "arm64", "armv7", "cuda-sm80")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("case", [c for c in handmade.cases() if c.quick], ids=lambda c: c.name)
 def test_collection(case: Case, target: str) -> None:

@@ -19,6 +19,7 @@ def _cases() -> list:
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", _cases())
 def test_agrees_with_onnxruntime(case: Case) -> None:
     ort = pytest.importorskip("onnxruntime")

@@ -12,6 +12,8 @@ import bnncc
 from tests.collection import oracle
 from tests.collection.builder import SIGNS, Net
 
+pytestmark = pytest.mark.sampled(4)
+
 COUNT = 300 if os.environ.get("BNNCC_TEST_ALL") else 16
 CHANNELS = (1, 3, 8, 16, 31, 32, 33, 48, 64, 70)
 
@@ -163,7 +165,6 @@ class Maker:
         return self.net.model()
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_network(seed: int) -> None:
     model = Maker(seed).build()

@@ -12,13 +12,14 @@ import pytest
 from tests import planted_passes, random_passes
 from tests.random_models import Maker
 
+pytestmark = pytest.mark.sampled(5)
+
 COUNT = 5000 if os.environ.get("BNNCC_TEST_ALL") else 300
 BATCH = 10
 FIRST = 1_000_000
 """Seeds of the long run are below."""
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("start", range(FIRST, FIRST + COUNT, BATCH))
 def test_networks(start: int) -> None:
