@@ -34,14 +34,6 @@ _OPTIONS = {"tirx.disable_cse_tir": True}
 """TVM's common-subexpression elimination is disabled, because it fails on repeated vector
 comparisons. LLVM does the same anyway."""
 
-_FOR_GPUS = [
-    "s_tir.InjectPermutedLayout",
-    "s_tir.InjectSoftwarePipeline",
-    "s_tir.InjectVirtualThread",
-    "s_tir.ThreadSync",
-]
-"""Passes of TVM that find nothing to do in code for CPUs, and took a twentieth of a compilation."""
-
 ALLOCATE, FREE = "tirx.TVMBackendAllocWorkspace", "tirx.TVMBackendFreeWorkspace"
 """Call that requests scratch memory in lowered code."""
 
@@ -181,18 +173,15 @@ class _Trace:
         self.calls.append((value.op.name_hint, reads, writes))
 
 
-def lowering(*, gpu: bool = False, **options: Any) -> tvm.transform.PassContext:
+def lowering(**options: Any) -> tvm.transform.PassContext:
     """Return the context in which TVM lowers all code.
 
     Parameters
     ----------
-    gpu : bool
-        Whether there are kernels for GPUs among it.
     **options
         More options of TVM's passes.
     """
-    skipped = [] if gpu else _FOR_GPUS
-    return tvm.transform.PassContext(disabled_pass=skipped, config={**_OPTIONS, **options})
+    return tvm.transform.PassContext(config={**_OPTIONS, **options})
 
 
 @contextmanager

@@ -312,7 +312,7 @@ def build(
         ]
     )
     gpu_code = gpu.compiling(target) if on_gpu else nullcontext()
-    context = memory.lowering(gpu=on_gpu, **{"relax.backend.use_cuda_graph": on_gpu})
+    context = memory.lowering(**{"relax.backend.use_cuda_graph": on_gpu})
     with context, memory.recorded() as scratch, gpu_code:
         executable = relax.build(
             module,

@@ -85,7 +85,7 @@ class Worker:
         if same in job["known"]:
             return {"same": same}
         gpu_code = gpu.compiling(self.target) if self.target.gpus else nullcontext()
-        with memory.lowering(gpu=bool(self.target.gpus)), gpu_code:
+        with memory.lowering(), gpu_code:
             executable = tvm.compile(
                 tvm.IRModule({"main": func}),
                 target=tvm_target(self.target),
