@@ -241,15 +241,15 @@ def _built(
         if isinstance(func, tirx.PrimFunc) and var.name_hint in called
     }
     ios = [*zip(given, inputs, strict=True)], [*zip(made, outputs, strict=True)]
-    machine = pipeline.tvm_target(target)
     if target.kind == "c":
-        kernels = c_kernels.build(functions, machine)
-    elif caller:
-        callers = {f"{prefix}_run": caller(prefix, order, *ios)}
-        kernels = bare.build(functions, machine, callers=callers)
+        kernels = c_kernels.build(functions, pipeline.tvm_target(target))
     else:
-        constants = {f"{prefix}{WEIGHTS}": weight_bytes(order)}
-        kernels = bare.build(functions, machine, constants=constants)
+        callers = {f"{prefix}_run": caller(prefix, order, *ios)} if caller else {}
+        constants = {} if caller else {f"{prefix}{WEIGHTS}": weight_bytes(order)}
+        kernels = pipeline.compiled(
+            target,
+            lambda machine: bare.build(functions, machine, callers=callers, constants=constants),
+        )
     scratch = max(kernels.scratch.values(), default=0)
     return Bare(prefix, order, Sizes(order.arena, scratch, order.weight_bytes), *ios, kernels)
 

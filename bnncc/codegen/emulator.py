@@ -69,8 +69,12 @@ class Module:
 def compiled(functions: dict[str, Any], target: TargetSpec) -> bytes:
     """Return a shared library of `functions`."""
     with memory.lowering():
-        module, machine = tvm.IRModule(functions), pipeline.tvm_target(target)
-        made = tvm.compile(module, target=machine, tir_pipeline=memory.PIPELINE)
+        made = pipeline.compiled(
+            target,
+            lambda machine: tvm.compile(
+                tvm.IRModule(functions), target=machine, tir_pipeline=memory.PIPELINE
+            ),
+        )
     with scratch_folder("emulator") as folder:
         made.mod.write_to_file(str(Path(folder) / "kernels.o"))
         link(Path(folder), ["kernels.o"], "kernels.so", triple=target.triple)

@@ -22,7 +22,7 @@ import tvm
 from bnncc import schedules
 from bnncc._version import __version__
 from bnncc.codegen import memory
-from bnncc.codegen.pipeline import tvm_target
+from bnncc.codegen.pipeline import compiled
 from bnncc.errors import BnnccError
 from bnncc.files import write_atomic
 from bnncc.records.database import Records
@@ -143,10 +143,12 @@ class Stopwatch:
         }
         functions = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
         with memory.lowering():
-            built = tvm.compile(
-                tvm.IRModule(functions), target=tvm_target(self.target),
-                tir_pipeline=memory.PIPELINE,
-            ).jit()  # fmt: skip
+            built = compiled(
+                self.target,
+                lambda machine: tvm.compile(
+                    tvm.IRModule(functions), target=machine, tir_pipeline=memory.PIPELINE
+                ),
+            ).jit()
         cpu = tvm.cpu()
         times: dict[str, list[float]] = {name: [] for name in names}
         for turn in range(TURNS):

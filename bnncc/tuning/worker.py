@@ -73,7 +73,7 @@ class Worker:
         from bnncc import schedules
         from bnncc.codegen import gpu, memory
         from bnncc.codegen.link import build_library
-        from bnncc.codegen.pipeline import tvm_target
+        from bnncc.codegen.pipeline import compiled
         from bnncc.topi_binary.definitions import define
 
         started = time.perf_counter()
@@ -86,10 +86,11 @@ class Worker:
             return {"same": same}
         gpu_code = gpu.compiling(self.target) if self.target.gpus else nullcontext()
         with memory.lowering(), gpu_code:
-            executable = tvm.compile(
-                tvm.IRModule({"main": func}),
-                target=tvm_target(self.target),
-                tir_pipeline=memory.PIPELINE,
+            executable = compiled(
+                self.target,
+                lambda machine: tvm.compile(
+                    tvm.IRModule({"main": func}), target=machine, tir_pipeline=memory.PIPELINE
+                ),
             )
         Path(job["library"]).write_bytes(build_library(executable, self.target))
         return {"hash": same, "seconds": time.perf_counter() - started}

@@ -18,6 +18,7 @@ import tvm
 from tvm import relax, tirx
 
 from bnncc.codegen import memory
+from bnncc.codegen.pipeline import NO_SLP
 from bnncc.errors import VerificationError
 from bnncc.runtime.compare import differs, gap, largest
 from bnncc.topi_binary.build import aliases
@@ -221,8 +222,9 @@ class KernelWalk:
                 for var, func in self._module.functions_items()
                 if isinstance(func, tirx.PrimFunc) and not spec_of(func)
             }
+            target = tvm.target.Target({"kind": "llvm", **NO_SLP})
             with memory.lowering():
-                self._foreign = tvm.compile(tvm.IRModule(functions), target="llvm")
+                self._foreign = tvm.compile(tvm.IRModule(functions), target=target)
 
         def compute(arrays: Sequence[Array]) -> list[Array]:
             outputs = [tvm.runtime.tensor(np.zeros(shape, dtype)) for shape, dtype in shapes]
