@@ -179,3 +179,17 @@ def test_what_is_wrong_for_other_sizes_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Artifact, "run", changed)
     with pytest.raises(VerificationError, match="4 of 28 values of `y` are wrong"):
         bnncc.compile(model, target="native")
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_network_that_overflows_compiles_without_a_word() -> None:
+    rng = np.random.default_rng(0)
+    w = np.where(rng.random((64, 64)) < 0.5, -1, 1).astype("f4") * np.float32(1e17)
+    model = parsed(
+        "(float[4, 64] x) => (float[4, 64] y) { s = Sign(x) a = MatMul(s, w) b = MatMul(a, v) "
+        "c = Mul(b, b) d = Softmax<axis=-1>(c) e = MatMul(d, v) y = Mul(e, c) }",
+        w=w, v=rng.normal(size=(64, 64)).astype("f4"),
+    )  # fmt: skip
+    x = rng.normal(size=(4, 64)).astype(np.float32)
+    (y,) = compile_model(model, CompileOptions(threads=1)).run({"x": x}).values()
+    assert not np.isfinite(y).all()

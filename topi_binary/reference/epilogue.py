@@ -71,6 +71,7 @@ def _laid_out(array: Array, step: Step) -> Array:
     return array.transpose(0, 3, 1, 2) if step.layout == "NCHW" else array
 
 
+@np.errstate(all="ignore")  # networks may overflow
 def finished(
     spec: Kind, value: Array, stream: Iterator[Array], acc: Array | None = None,
     steps: Sequence[Step] | None = None,
