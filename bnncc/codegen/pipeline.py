@@ -354,6 +354,11 @@ def compiled(target: TargetSpec, build: Callable[[tvm.target.Target], Made]) -> 
         The target.
     build : callable
         Takes TVM's description of it.
+
+    Raises
+    ------
+    InternalError
+        If TVM or LLVM fails otherwise.
     """
     try:
         return build(tvm_target(target))
