@@ -16,6 +16,7 @@ from tests.project.test_packaging import ROOT
 FOLDER = ROOT / "benchmarks/cuda"
 
 
+@pytest.mark.slow
 def test_bundle_of_benchmarks_makes_tables(tmp_path: Path) -> None:
     folder = tmp_path / "bundle"
     build = [sys.executable, "benchmarks/cuda/build.py", str(folder), "--target", "native"]

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.links("arm64")
 MODEL = DIGITS / "digits.onnx"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", ["arm64-a53", "arm64-dotprod"])
 def test_same_bytes_each_time(target: str, tmp_path: Path) -> None:
     made = []

@@ -46,6 +46,7 @@ def test_groups_are_read_where_they_lie() -> None:
     assert len(moves) == 2  # channels are repeated for the third, and spread for the last layer
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("groups", "out"), [(12, 48), (3, 24), (4, 128)])
 def test_groups_of_few_bits_are_taken_together(groups: int, out: int) -> None:
     channels = 48 if groups == 12 else 8 * groups

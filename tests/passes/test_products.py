@@ -92,6 +92,7 @@ def built(case: Callable[..., None]) -> onnx.ModelProto:
     return net.model()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda f: f.__name__)
 def test_products_are_binary_and_right(case: Callable[..., None]) -> None:
     model = built(case)

@@ -137,6 +137,7 @@ def memory(pid: int) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
+@pytest.mark.sampled(2)
 def test_killing_the_server_in_mid_run(
     machine: str, kits: dict[str, Path], digits: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -235,6 +236,7 @@ def test_random_bytes_leave_the_server_usable(
     until(lambda: host.handles() == before, "the server to close what it opened")
 
 
+@pytest.mark.sampled(2)
 def test_many_deployments(
     machine: str, server: Server, digits: dict[str, Path], tmp_path: Path
 ) -> None:

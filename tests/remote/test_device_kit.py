@@ -138,6 +138,7 @@ def test_the_cpp_example(
     assert done.stderr.startswith("error: ")
 
 
+@pytest.mark.sampled(2)
 def test_the_commands_of_the_page(machine: str, workplace: tuple[Path, dict[str, str]]) -> None:
     """docs/deploy.md leads to a deployed network and a program of one's own, under QEMU too."""
     why = {"host": "needs a C++ compiler", "arm64": "needs an emulator"}[machine]

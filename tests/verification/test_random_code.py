@@ -37,6 +37,7 @@ def runnable(family: str) -> None:
         pytest.skip(f"this machine does not run code for {random_code.FAMILIES[family]}")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("family", "start"),
