@@ -104,13 +104,15 @@ def through_outputs(module: tvm.IRModule, _: Any) -> tvm.IRModule:
     module : tvm.IRModule
         From `with_outputs`.
     """
-    main = relax.utils.copy_with_new_vars(module["main"])
     variants = [var for var in module.get_global_vars() if var.name_hint == INTO]
-    kernels = [value for value in values(main).values() if _calls_kernel(value)]
+    kernels = [value for value in values(module["main"]).values() if _calls_kernel(value)]
+    if not variants or len(kernels) < CALLS:
+        return module
+    main = relax.utils.copy_with_new_vars(module["main"])
     kinds = main.ret_ty.fields if isinstance(main.ret_ty, relax.TupleType) else [main.ret_ty]
     sizes = symbols_of(size for kind in kinds for size in kind.shape.values)
     known = [size for param in main.params for size in param.ty.shape.values]
-    if not variants or len(kernels) < CALLS or not set(sizes) <= set(known):
+    if not set(sizes) <= set(known):
         return module
     allocate = relax.op.builtin.alloc_tensor
     bindings = [
