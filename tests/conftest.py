@@ -19,6 +19,7 @@ from bnncc.targets.catalog import resolve
 from tests import devices
 from tests.devices import DIGITS, MACHINES, Server
 from tests.resume import Resumed
+from tests.sampling import taken
 
 # Set in `make test-all`, and by --run-slow; tests take more generated cases where it is set.
 ALL = "BNNCC_TEST_ALL"
@@ -56,10 +57,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marker = item.get_closest_marker("sampled")
         if marker is None or item.get_closest_marker("slow"):
             continue
-        test, every = item.nodeid.partition("[")[0], marker.args[0]
-        # Not each n-th: that would be the same one of n targets for each kind of layer.
-        number = met[test]
-        if (number + number // every) % every:
+        test = item.nodeid.partition("[")[0]
+        if not taken(met[test], marker.args[0]):
             item.add_marker("slow")
         met[test] += 1
 

@@ -1,7 +1,7 @@
 """Fewer calls of the virtual machine's own functions between those of kernels.
 
 TVM makes the shape of every tensor anew, reshapes one reshape into the next, and keeps tuples that
-nothing reads. Each takes some 40 ns of a call, and LLVM's time: in a small transformer, a fifth.
+nothing reads. All of it takes time in each call, in a small transformer a fifth, and LLVM's time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from bnncc.codegen.outputs import operator
+from bnncc.codegen.outputs import operator, values
 
 _SHAPE = "vm.builtin.make_shape"
 
@@ -50,7 +50,7 @@ def without_repeats(module: tvm.IRModule, _: Any) -> tvm.IRModule:
     def rewrite(func: relax.Function) -> Any:
         made: dict[tuple[Any, ...], Any] = {}
         same: dict[Any, Any] = {}
-        read = {var for b in _bindings(func) for var in _variables(b.value)}
+        read = {var for value in values(func).values() for var in _variables(value)}
         read |= _variables(func.body.body)
 
         def needed(var: Any, value: Any) -> Any:
@@ -67,10 +67,6 @@ def without_repeats(module: tvm.IRModule, _: Any) -> tvm.IRModule:
         return needed
 
     return _each_function(module, rewrite)
-
-
-def _bindings(func: relax.Function) -> list[Any]:
-    return [binding for block in func.body.blocks for binding in block.bindings]
 
 
 def _each_function(module: tvm.IRModule, rewrite: Any) -> tvm.IRModule:
