@@ -6,9 +6,10 @@ once per tile; each data word is broadcast from memory by the XOR that uses it. 
 into tiles that differ by at most one column. Tiles that touch the border have code of their own, in
 which the tests for taps outside the image fold away; those between run as one loop.
 
-The rule schedules the definition that it is given or, to count three taps at once, another form of
-it. Data that may hold exact zeros are scanned first; if there are none, a copy without zero planes
-runs, otherwise compact code that handles them.
+The rule schedules the definition that it is given or another form of it: to count three taps at
+once, or to add the popcounts of several words as bytes where bits are counted in bytes. Data that
+may hold exact zeros are scanned first; if there are none, a copy without zero planes runs,
+otherwise compact code that handles them.
 
 Without vector instructions there is no tile: loops over lanes (`portable`) are smaller and as fast.
 """
@@ -35,7 +36,7 @@ from bnncc.schedules import (
     zeros,
 )
 from bnncc.schedules.columns import shares
-from bnncc.schedules.intrin_portable import XOR_POPCOUNT
+from bnncc.schedules.intrin_portable import MOST_WORDS, XOR_POPCOUNT, XOR_POPCOUNT_WORDS
 from bnncc.schedules.intrin_x86 import CARRY_SAVE
 from bnncc.schedules.ranges import Bounds
 from bnncc.schedules.space import Point, Space, no_choice, powers, tile_sizes
@@ -46,6 +47,7 @@ from bnncc.schedules.weight_order import weight_orders
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, sliced_data
 from bnncc.topi_binary.definitions import carry_save, define
+from bnncc.topi_binary.definitions.binary_conv2d import WORDS, counts_words
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.spec import BinaryConv2d, zero_planes
 
@@ -84,7 +86,7 @@ MAX_VECTORS = 8
 """Maximum number of channel vectors per tile."""
 
 MAX_UNROLL = 4
-"""Maximum number of words of a pixel per loop body."""
+"""Maximum number of words of a pixel per loop body, where each is counted by itself."""
 
 DIVIDED = ("", "rows", "blocks")
 """What threads may share; "blocks" includes rows."""
@@ -119,14 +121,13 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
     width = MAX_TILE if channel_tiles.any_rows(spec) else image(spec)[2]
     full = max(1, spec.out_channels // layout.LANES)
     threed = _counts_threes(spec, target)
-    words = layout.words(spec.channels_per_group)
     choices: dict[str, Iterable[int]] = {
         "columns": tile_sizes(width, MAX_TILE),
         "vectors": range(1, min(full, MAX_VECTORS) + 1),
         "order": range(len(ORDERS)) if full > 1 else (0,),
         "carry_save": (0, 1) if threed else (0,),
         "rolled": (0, 1) if spec.kernel[1] > 1 else (0,),
-        "unroll": [u for u in powers(MAX_UNROLL) if words % u == 0],
+        "unroll": _unrolled(spec, target),
     }
     default = choose(spec, target)
     if threads > 1:
@@ -174,6 +175,8 @@ def apply(
     counted = func
     if point["carry_save"]:
         counted = ranges.with_parameters(define(spec, carry_save.FORM), func)
+    elif _counts_bytes(spec, target) and point["unroll"] > 1:
+        counted = ranges.with_parameters(define(spec, f"{WORDS}{point['unroll']}"), func)
     counted = nchw.held(counted, flat, _rows(flat, target, point))
     if planes:
         counted = zeros.without(counted, planes, ZEROS)
@@ -196,7 +199,8 @@ def _ordinary(
     parts, (order, divided) = _tables(func), _loops(point)
     if channel_tiles.any_rows(flat):
         func = channel_tiles.rows_as_columns(func, TABLES)
-        single = _tile(flat, target, *_budgets(flat, target), 1)[1]
+        together = _counts_bytes(flat, target) and point["unroll"] > 1
+        single = 1 if together else _tile(flat, target, *_budgets(flat, target), 1)[1]
         for segment in channel_tiles.row_segments(func, point["columns"]):
             vectors = point["vectors"] if segment.width > 1 else max(single, point["vectors"])
             parts += [
@@ -299,15 +303,17 @@ def _sums(
     sch: s_tir.Schedule, name: str, spec: BinaryConv2d, target: TargetSpec, point: Point
 ) -> None:
     """Schedule the sums of a tile, unrolled inside the reduction."""
-    pair = CARRY_SAVE[spec.dilations[1]] if point["carry_save"] else XOR_POPCOUNT
+    words, together = point["unroll"], _counts_bytes(spec, target)
+    pair = XOR_POPCOUNT_WORDS[words] if together and words > 1 else XOR_POPCOUNT
     if point["carry_save"]:
+        pair = CARRY_SAVE[spec.dilations[1]]
         *_, column, vector, kh, c = sch.get_loops(name)
         kw, body = None, [column, vector]
     else:
         *_, column, vector, kh, kw, c = sch.get_loops(name)
         body = [kw, column, vector]
-    if point["unroll"] > 1:
-        c, part = sch.split(c, [None, point["unroll"]])
+    if words > 1 and not together:
+        c, part = sch.split(c, [None, words])
         body = [part, *body]
     sch.reorder(kh, c, *body)
     for loop in body:
@@ -322,7 +328,7 @@ def _sums(
         channel_tiles.mark(sch, kh, 0, min(len(taps_inside(spec, 0, row)) for row in rows))
     sch.vectorize(sch.get_loops(f"{name}_start")[-1])
     # 4 tensorize
-    lane = sch.get_loops(f"{name}_add")[-1]
+    lane = sch.get_loops(f"{name}_add")[-2 if pair.terms else -1]
     if spec.shared:
         sch.tensorize(lane, pair.register())
     else:  # each lane loads its own data word
@@ -380,15 +386,30 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     width = channel_tiles.MOST_ROWS if channel_tiles.any_rows(spec) else image(spec)[2]
     columns, vectors = _tile(spec, target, *_budgets(spec, target), width)
     weight_bytes = _weight_bytes(spec)
-    unrolled = spec.kernel[1] * columns * vectors <= MAX_UNROLLED
+    rolled = not carry_save and spec.kernel[1] * columns * vectors > MAX_UNROLLED
+    unroll = max(_unrolled(spec, target)) if _counts_bytes(spec, target) else 1
+    if unroll > 1:  # words to count are enough to do, so a larger tile only takes registers
+        columns, vectors, rolled = 1, 1, spec.kernel[1] > 1
     return {
         "columns": columns,
         "vectors": vectors,
         "order": 2 if weight_bytes > target.l2_bytes // 2 or nchw.results(spec) else 0,
         "carry_save": int(carry_save),
-        "rolled": int(not carry_save and not unrolled),
-        "unroll": 1,
+        "rolled": int(rolled),
+        "unroll": unroll,
     }
+
+
+def _counts_bytes(spec: BinaryConv2d, target: TargetSpec) -> bool:
+    """Return whether bits are counted in bytes, and those of several words can be added first."""
+    return target.popcount == "lookup" and counts_words(spec)
+
+
+def _unrolled(spec: BinaryConv2d, target: TargetSpec) -> list[int]:
+    """Return the numbers of words per loop body from which a tile may choose."""
+    some = range(1, MOST_WORDS + 1) if _counts_bytes(spec, target) else powers(MAX_UNROLL)
+    words = layout.words(spec.channels_per_group)
+    return [count for count in some if words % count == 0]
 
 
 def _pays_carry_save(spec: BinaryConv2d, target: TargetSpec) -> bool:

@@ -27,6 +27,7 @@ Expr = Any
 
 F32 = f"float32x{LANES}"
 I32 = f"int32x{LANES}"
+U32 = f"uint32x{LANES}"
 
 
 def _total(terms: list[Expr]) -> Expr:
@@ -176,6 +177,50 @@ XOR_POPCOUNT = _counting("xor_popcount_add", T.bitwise_xor)
 """XOR one data word with the weight words of `LANES` output channels, and add the popcounts.
 
 Two instructions with AVX-512 VPOPCNTDQ; elsewhere LLVM counts in bytes."""
+
+
+def _counting_words(count: int) -> TensorPair:
+    every = T.Ramp(0, 1, LANES)
+
+    def halved(sums: Expr, bits: int, mask: int) -> Expr:
+        """Add adjacent fields of `bits` bits."""
+        by, low = (T.Broadcast(tirx.IntImm("uint32", one), LANES) for one in (bits, mask))
+        return T.bitwise_and(sums, low) + T.bitwise_and(T.shift_right(sums, by), low)
+
+    def impl(data: Any, weight: Any, total: Any) -> list[tuple[Expr, Expr]]:
+        counts = []
+        for word in range(count):
+            bits = T.bitwise_xor(T.Broadcast(data[word], LANES), weight[word, every])
+            counts.append(popcount(T.reinterpret(f"uint8x{4 * LANES}", bits)))
+        sums = T.bind(T.reinterpret(U32, _total(counts)))
+        pairs = T.bind(halved(sums, 8, 0xFF00FF))
+        return [(every, total[every] + T.Cast(I32, halved(pairs, 16, 0xFFFF)))]
+
+    return TensorPair(
+        f"xor_popcount_add_{count}x{LANES}_u32",
+        "",
+        (
+            Operand((count,), "uint32"),
+            Operand((count, LANES), "uint32", strided=True),
+            Operand((LANES,), "int32"),
+        ),
+        LANES,
+        lambda lane, word, data, weight, total: [
+            (lane, total[lane] + _count(T.bitwise_xor(data[word], weight[word, lane])))
+        ],
+        impl,
+        terms=count,
+    )
+
+
+MOST_WORDS = 16
+"""Maximum number of words whose popcounts are added as bytes; their sums fit up to 31."""
+
+XOR_POPCOUNT_WORDS = {count: _counting_words(count) for count in range(2, MOST_WORDS + 1)}
+"""By number of words: XOR consecutive data words with weight words, and add the popcounts.
+
+Where there is no instruction for popcounts of words, LLVM counts in bytes. Those are added first
+here, and widened to 32 bits once for all words."""
 
 AND_POPCOUNT = {
     1: _counting("and_popcount_add", T.bitwise_and),

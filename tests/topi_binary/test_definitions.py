@@ -16,6 +16,7 @@ from bnncc.targets import catalog
 from bnncc.topi_binary import sliced_data, tiles
 from bnncc.topi_binary.build import aliases, input_types, output_types
 from bnncc.topi_binary.definitions import byte_products, carry_save, define, nibbles
+from bnncc.topi_binary.definitions.binary_conv2d import WORDS, counts_words
 from bnncc.topi_binary.reference import binary_conv2d
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d, Pool2d, Spec, Step
 from bnncc.tuning.cases import make
@@ -77,6 +78,23 @@ def test_three_taps_at_a_time_count_the_same(spec: BinaryConv2d) -> None:
     assert carry_save.fits(spec)
     case = make(spec)  # no exact zeros, which this form does not count
     assert case.difference(run(spec, case.inputs, carry_save.FORM)) == ""
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (replace(definition_cases.WORDS, channels=96), 3),
+        (replace(definition_cases.WORDS, channels=120, ternary=True, out_channels=40), 2),
+        (replace(definition_cases.WORDS, channels=64, mode="and", pad_value=1), 2),
+        (replace(definition_cases.WORDS, channels=256, groups=2, out_channels=32), 4),
+        (replace(definition_cases.MATRIX, channels=100), 2),
+    ],
+    ids=lambda value: Workload.of(value).name if isinstance(value, BinaryConv2d) else str(value),
+)
+def test_several_words_together_count_the_same(spec: BinaryConv2d, words: int) -> None:
+    assert counts_words(spec)
+    case = make(spec)  # no exact zeros, which this form does not count
+    assert case.difference(run(spec, case.inputs, f"{WORDS}{words}")) == ""
 
 
 COUNTED = [

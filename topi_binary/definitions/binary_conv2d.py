@@ -39,14 +39,25 @@ from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import BinaryConv2d
 from bnncc.topi_binary.step import Step
 
+WORDS = "words"
+"""Form of `binary_conv2d` that counts several words of a pixel together, followed by their number.
+
+As in carry-save counting, exact zeros in the data are ignored.
+"""
+
+
+def counts_words(spec: BinaryConv2d) -> bool:
+    """Return whether the form `WORDS` fits: all lanes read the same data, and weights are rows."""
+    return spec.weight_order == "words" and spec.shared and not spec.weight_zeros
+
 
 def binary_conv2d(operator: Operator, spec: BinaryConv2d, form: str = "") -> None:
     """Write ``acc = start + sum(popcounts)``, see `BinaryConv2d`, followed by the epilogue.
 
     ``start`` is the contribution of the taps outside the image; the sum runs over the taps inside.
-    The form selects how bits are counted: word by word (default), three taps at a time
-    (`carry_save.FORM`), in vectors of bytes (`byte_sums.FORM`), by table lookup (`nibbles.FORM`) or
-    as dot products of bytes (`byte_products.FORM`).
+    The form selects how bits are counted: word by word (default), several words of a pixel at once
+    (`WORDS`), three taps at once (`carry_save.FORM`), in vectors of bytes (`byte_sums.FORM`), by
+    table lookup (`nibbles.FORM`) or as dot products of bytes (`byte_products.FORM`).
     """
     if (flat := flattened(spec, byte_products.columns_of(form))) is not spec:
         operator.reshape(spec := flat)
@@ -75,7 +86,8 @@ def _of_words(met: Operands, n: Expr, start: Callable[..., Expr], form: str) -> 
     """Write the accumulator as a sum of popcounts of words."""
     if form == carry_save.FORM:
         return _written(met.spec, n, _whole(met, n, carry_save.summed(met, n, start)))
-    sums = _summed("sum", met, n, start, Operands.count)
+    together = int(form.removeprefix(WORDS) or 1)
+    sums = _summed("sum", met, n, start, Operands.count, together)
     if met.zero is None and met.weight_zero is None and not met.spec.doubled:
         return [stored(sums)]
     whole = _whole(met, n, lambda n, h, w, o, lane: sums[n, h, w, o * LANES + lane])
@@ -114,17 +126,31 @@ def _of_products(met: Operands, n: Expr, form: str) -> list[Start]:
 
 
 def _summed(
-    name: str, met: Operands, n: Expr, start: Callable[..., Expr], term: Callable[..., Expr]
-) -> Buffer:
+    name: str, met: Operands, n: Expr, start: Callable[..., Expr], term: Callable[..., Expr],
+    together: int = 1,
+) -> Buffer:  # fmt: skip
     """Write sums over the taps inside the image, one vector of channels at a time."""
     image = (n, *met.spec.output_hw)
     sums = buffer(name, (*image, layout.blocks(met.spec.out_channels) * LANES), "int32")
     taps, inside = (*met.spec.kernel, met.words), partial(tests_inside, met.spec)
     for end, first, count, part in vectors(met):
+        of_part = _of_rows(part, first, count) if together > 1 else partial(term, part)
         accumulate_lanes(
-            f"{name}{end}", sums, (*image, count), taps, start, partial(term, part), inside, first
+            f"{name}{end}", sums, (*image, count), taps, start, of_part, inside, first, together
         )
     return sums
+
+
+def _of_rows(met: Operands, first: int, count: int) -> Callable[..., Expr]:
+    """Return a function for the popcount of the XOR that reads the weights as rows of lanes."""
+    rows = met.rows(first, count)
+
+    def term(*i: Expr) -> Expr:
+        n, _, _, o, *rest = i
+        image = n if met.spec.per_image else int64(0)
+        return ones(T.bitwise_xor(met.word(met.data, *i), rows[tuple([image, o - first, *rest])]))
+
+    return term
 
 
 def _outside(met: Operands, given: Buffer | None, sums: Sums | None = None) -> Callable[..., Expr]:

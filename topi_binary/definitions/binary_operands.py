@@ -84,6 +84,25 @@ class Operands:
         row = (number - c + turn) * layout.words(spec.channels)
         return T.Cast("uint32", bit_of(plane, (), row * WORD_BITS + channel))
 
+    def rows(self, first: int, count: int) -> Buffer:
+        """View weights as [image, channel vector, kernel row, kernel column, word, lane].
+
+        There is one image, unless each has weights of its own. Lanes without a channel read into
+        the following word; their sums are not used.
+        """
+        images, lanes = 1, self.width
+        if self.spec.per_image:  # the last vector is padded
+            images, lanes = self.weight.shape[0], LANES
+        (high, wide), words = self.spec.kernel, self.words
+        run = high * wide * words
+        return T.decl_buffer(
+            (images, count, high, wide, words, LANES), "uint32", data=self.weight.data,
+            strides=[
+                self.weight.shape[-1], run * LANES, wide * words * lanes, words * lanes, lanes, 1,
+            ],
+            elem_offset=first * run * LANES,
+        )  # fmt: skip
+
     def count(self, *i: Expr) -> Expr:
         """Return the popcount of the XOR, without the positions where an operand is zero."""
         differ = T.bitwise_xor(self.word(self.data, *i), self.weigh(self.weight, *i))

@@ -113,6 +113,7 @@ def accumulate_lanes(
     term: Callable[..., Expr],
     tests: Callable[..., Sequence[Expr]],
     first: int = 0,
+    together: int = 1,
 ) -> Buffer:
     """Write sums whose innermost loop, over lanes, is a separate block that can be tensorized.
 
@@ -131,13 +132,21 @@ def accumulate_lanes(
         Takes the indices and the reduction indices; a term is added only if all of them hold.
     first : int, default 0
         First value of ``o``.
+    together : int, default 1
+        How many consecutive terms ``name_add`` adds, in a loop inside that over lanes; a divisor of
+        the last extent of `reduced`.
 
     Returns
     -------
     Buffer
         `target`.
     """
-    count = len(extents)
+    count, reduced = len(extents), [*reduced[:-1], reduced[-1] // together]
+
+    def add(lane: Expr, axes: Sequence[Expr]) -> None:
+        here = (*axes[: count - 1], axes[count - 1] * layout.LANES + lane)
+        T.buffer_store(target, target[here] + term(*axes, lane), list(here))
+
     with T.grid(*map(extent, [*extents, *reduced])) as loops, T.sblock(name):
         loops = [*loops]
         where = _axes("S" * (count - 1), loops[: count - 1])
@@ -145,9 +154,14 @@ def accumulate_lanes(
         axes = [*where, o, *_axes("R" * len(reduced), loops[count:])]
         with T.init(), lane_of(f"{name}_start") as lane:
             T.buffer_store(target, start(*where, o, lane), [*where, o * layout.LANES + lane])
-        with under(*tests(*axes)), lane_of(f"{name}_add") as lane:
-            here = (*where, o * layout.LANES + lane)
-            T.buffer_store(target, target[here] + term(*axes, lane), list(here))
+        with under(*tests(*axes)):
+            if together == 1:
+                with lane_of(f"{name}_add") as lane:
+                    add(lane, axes)
+            else:
+                with T.grid(layout.LANES, together) as inner, T.sblock(f"{name}_add"):
+                    lane, one = T.axis.remap("SR", [*inner])
+                    add(lane, [*axes[:-1], axes[-1] * together + one])
     return target
 
 

@@ -77,20 +77,6 @@ def _xors(met: Operands, n: Expr) -> Buffer:
     return compute("xors", buffer("xors", extents, "uint32"), extents, xor)
 
 
-def _rows(met: Operands, first: int, count: int) -> Buffer:
-    """View the weights as [channel vector, kernel row, kernel column, word, lane].
-
-    Lanes without a channel read into the following word; their sums are not used.
-    """
-    (high, wide), words, lanes = met.spec.kernel, met.words, met.width
-    run = high * wide * words
-    return T.decl_buffer(
-        (count, high, wide, words, LANES), "uint32", data=met.weight.data,
-        strides=[run * LANES, wide * words * lanes, words * lanes, lanes, 1],
-        elem_offset=first * run * LANES,
-    )  # fmt: skip
-
-
 def _sum(
     met: Operands, name: str, extents: tuple[Expr, ...], first: int, start: Callable[..., Expr],
     xors: Buffer, sums: Buffer,
@@ -100,7 +86,7 @@ def _sum(
     The lanes of three taps are a block, which becomes an instruction. Those of single taps are not:
     with a second block that writes the sums, TVM would not recognise a reduction.
     """
-    spec, data, weight = met.spec, met.data, _rows(met, first, extents[3])
+    spec, data, weight = met.spec, met.data, met.rows(first, extents[3])
     reach, zero = spec.dilations[1], int64(0)
     words, last = int(data.shape[3]), int(data.shape[2]) - 2 * reach
     every = (*extents, spec.kernel[0], met.words)
@@ -121,7 +107,7 @@ def _sum(
         ends = [*tests_of(spec, 1, w, zero), *tests_of(spec, 1, w, int64(2))]
         with under(*tests_of(spec, 0, h, kh)), T.If(reduce(T.And, ends, tirx.const(True))):
             with T.Then(), lane_of(f"{name}_add") as lane:
-                own = [weight[o - first, kh, tap, c, lane] for tap in range(3)]
+                own = [weight[zero, o - first, kh, tap, c, lane] for tap in range(3)]
                 x, y, z = (data[tuple([*row, column + i * reach, word])] ^ own[i] for i in range(3))
                 xor = xors[n, h, kh, within(column, last) * words + word]
                 count(lane, xor ^ (own[0] ^ own[1] ^ own[2]))
@@ -130,4 +116,4 @@ def _sum(
                 for tap in range(3):
                     with under(*tests_of(spec, 1, w, int64(tap))), T.vectorized(LANES) as lane:
                         datum = data[tuple([*row, column + tap * reach, word])]
-                        count(lane, datum ^ weight[o - first, kh, tap, c, lane])
+                        count(lane, datum ^ weight[zero, o - first, kh, tap, c, lane])
