@@ -14,6 +14,8 @@ PYTEST := OPENBLAS_NUM_THREADS=1 $(PY) -m pytest --numprocesses $(JOBS) --maxpro
 
 # Thread counts are part of what is measured and tested, so none is inherited.
 unexport TVM_NUM_THREADS
+# Tests start hundreds of processes; without byte code, each of them compiles bnncc for a second.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-quick test-all test-cuda test-torch lint format typecheck check peers bench site dist clean
@@ -57,7 +59,7 @@ test-all: $(VENV)/.installed ## run every test, with ten times the generated cas
 
 # With NVRTC and what reads its code: pip install -e '.[cuda-test]'
 test-cuda: $(VENV)/.installed ## test machine code for GPUs, which needs the extra cuda-test
-	$(PYTEST) tests/codegen/test_cuda_code.py tests/runtime/test_cuda_device.py tests/bundle/test_cuda_import.py \
+	$(PYTEST) --dist load tests/codegen/test_cuda_code.py tests/runtime/test_cuda_device.py tests/bundle/test_cuda_import.py \
 	  tests/bundle/test_bundle_kernels.py
 
 # In a folder of its own, because TVM imports torch wherever it finds it. Any build of this version: pip prefers

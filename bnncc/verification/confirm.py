@@ -13,6 +13,7 @@ import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from bnncc.targets.spec import TargetSpec
 
 if TYPE_CHECKING:
     from bnncc.verification.checks import SelfCheck
+    from bnncc.verification.kernels import KernelWalk
 
 LOOSER = {"filtered-2d": 4}
 """How many times further apart ties may be with a value of ``--float-conv``."""
@@ -89,16 +91,21 @@ class Judge:
         from bnncc.verification import kernels
 
         session = self._artifact.session()
-        walk = kernels.KernelWalk(self._module)
-        calls = Counter(walk.calls())
+        calls = Counter(self._walk.calls())
         left = calls if self.spares else Counter({k: min(n, _CALLS) for k, n in calls.items()})
-        for case in walk.cases([feeds[t.name] for t in self._artifact.inputs]):
+        for case in self._walk.cases([feeds[t.name] for t in self._artifact.inputs]):
             if case.differences(kernels.run(session, case))[0]:
                 return case.name
             left[case.name] -= 1
             if max(left.values()) <= 0:
                 break
         return ""
+
+    @cached_property
+    def _walk(self) -> KernelWalk:
+        from bnncc.verification.kernels import KernelWalk
+
+        return KernelWalk(self._module)  # one, because it compiles TVM's definitions of kernels
 
     def another(self, number: int) -> Check:
         """Return a check that differs from the first ones."""

@@ -36,6 +36,7 @@ def test_bundle_of_benchmarks_makes_tables(tmp_path: Path) -> None:
     assert all(result["right"] and result["us"] > 0 for result in content["results"])
 
 
+@pytest.mark.slow
 def test_bundle_of_what_tests_run_says_what_is_wrong(tmp_path: Path) -> None:
     folder = tmp_path / "bundle"
     build = [sys.executable, "benchmarks/cuda/build.py", str(folder), "--target", "native"]

@@ -52,7 +52,7 @@ reads_code = pytest.mark.skipif(
 )
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 MAIN = ("cuda-sm75", "cuda-sm80", "cuda-sm90a", "cuda-sm100")
-SAMPLE = 8
+SAMPLE = 16
 PARTS = 4
 NETWORK_TARGETS = ("cuda-sm80", "cuda-sm86", "cuda-sm89", "cuda-sm90a", "cuda-sm120")
 PRODUCT = {"mma": "BMMA", "wgmma": "BGMMA", "int8": "IMMA", "simt": "POPC"}
@@ -239,7 +239,7 @@ def test_code_of_odd_kernels(number: int, tmp_path: Path) -> None:
     # a sample of what slow tests compile
     target = MAIN[number]
     odds = cuda_cases.odd(catalog.resolve(target))[number :: SAMPLE * len(MAIN)]
-    long = cuda_cases.long(catalog.resolve(target))[10 * number :: 60]  # take a second each
+    long = cuda_cases.long(catalog.resolve(target))[20 * number :: 120]  # take a second each
     compiled([*odds, *long], target, tmp_path)
 
 

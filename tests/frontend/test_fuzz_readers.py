@@ -84,7 +84,7 @@ SEEDS: dict[str, Callable[[Path], list[list[Path]]]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", SEEDS)
 def test_reader_stays_calm(name: str, part: int, tmp_path: Path) -> None:
