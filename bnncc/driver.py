@@ -515,6 +515,7 @@ def _lowered(
         *notices.rounded("--float-precision", options.float_precision, rounded, target),
         *tripled,
         *notices.compared(compared),
+        *notices.overflowed(compared.passes == "whole" and checks.overflow),
         *trace.warnings,
     )
     return Lowered(
@@ -557,10 +558,8 @@ def _confirm(
         return report.Compared("none", "nobody asked")
     if affordable(physical, graph, sum(layer.macs for layer in made.layers)):
         try:
-            done = confirm_passes(
-                physical, graph, checks.inputs(0), sign_zero=options.sign_zero,
-                values=partial(checks.values, 0),
-            )  # fmt: skip
+            feeds, values, zero = checks.inputs(0), partial(checks.values, 0), options.sign_zero
+            done = confirm_passes(physical, graph, feeds, sign_zero=zero, values=values)
         except VerificationError:
             if options.float_type != "float32":
                 refuse_overflow(graph, checks.inputs(0))

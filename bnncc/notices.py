@@ -45,6 +45,16 @@ def compared(made: report.Compared) -> tuple[str, ...]:
     )
 
 
+def overflowed(every: bool) -> tuple[str, ...]:
+    """Say that outputs overflow in every self-check, so that it compares little or nothing."""
+    if not every:
+        return ()
+    return (
+        "outputs overflow for all inputs of the self-check, so infinities and NaN are not "
+        "compared: give `bnncc verify` inputs of yours",
+    )
+
+
 def stale_records(records: Records) -> tuple[str, ...]:
     """Say, in one line, that tuning records were ignored."""
     if not records.stale:

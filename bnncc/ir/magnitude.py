@@ -196,7 +196,8 @@ def _summed(node: Node, ins: list[Array | None], errs: list[Array], out: Array) 
         if value is None or value.dtype.kind != "f":
             size.append(value)
         else:
-            size.append((np.abs(value) + (0 if both and k == 1 else err)).astype(np.float32))
+            with np.errstate(over="ignore"):
+                size.append((np.abs(value) + (0 if both and k == 1 else err)).astype(np.float32))
     attrs = {k: abs(v) if k in ("alpha", "beta") else v for k, v in node.attrs.items()}
     if node.op in PRODUCTS:
         attrs[numeric.FLOAT_SUM] = "float32"

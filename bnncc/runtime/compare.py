@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from bnncc.ir.halves import COARSE, is_float
@@ -12,6 +13,9 @@ Array = np.ndarray[Any, Any]
 
 RELATIVE = 1e-4
 """How far floats may be apart, of the largest value of their tensor."""
+
+_CANCELLED = 2.0**-16
+"""How much smaller than its terms a tensor's largest sum may be."""
 
 
 def apart(mine: Array, wanted: Array) -> Array:
@@ -59,6 +63,20 @@ def within(mine: Array, wanted: Array, room: Array) -> Array:
     """Return where numbers are off by at most `room`, be that little of their tensor or not."""
     with np.errstate(all="ignore"):
         return np.asarray(np.abs(mine.astype(np.float64) - wanted.astype(np.float64)) <= room)
+
+
+def overflows(mine: Array, wanted: Array) -> Array:
+    """Return where results cannot be compared because sums of large terms have overflowed.
+
+    In another order, other sums overflow, or none, or infinities of both signs make NaN. An
+    infinity among small numbers is no such sum.
+    """
+    if not is_float(wanted):
+        return np.zeros(wanted.shape, bool)
+    finite = np.isfinite(wanted)
+    most = float(ml_dtypes.finfo(wanted.dtype).max)
+    large = not finite.any() or largest(wanted) > most * _CANCELLED
+    return np.isnan(wanted) | (large & ~(finite & np.isfinite(mine)))
 
 
 def largest(values: Array) -> float:

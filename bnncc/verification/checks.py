@@ -24,7 +24,7 @@ from bnncc.ir.halves import is_float
 from bnncc.ir.magnitude import coarseness, magnitudes
 from bnncc.ir.region import Box, Region, region, slices, whole
 from bnncc.ir.ties import TIE, rounded_otherwise, tied
-from bnncc.runtime.compare import RELATIVE, apart, largest
+from bnncc.runtime.compare import RELATIVE, apart, largest, overflows
 from bnncc.runtime.manifest import infos
 from bnncc.runtime.selfcheck import LEAST_BYTES, SHARE, STYLES, Check, Source, draw, pack
 from bnncc.verification.inputs import Inputs, finite, sources
@@ -118,6 +118,14 @@ class SelfCheck:
         count = int(min(most, max(1.0, _SECONDS / max(cost(self._graph), 1e-9))))
         made = [self.check(number) for number in range(len(self._parts) or count)]
         return [check for check in made if finite(check.outputs)] or made[:1]
+
+    @functools.cached_property
+    def overflow(self) -> bool:
+        """Whether outputs of all checks have sums that overflow."""
+        return all(
+            any(overflows(made, made).any() for made in check.outputs.values())
+            for check in itertools.chain([self.check(0)], self.checks)  # usually, one is enough
+        )
 
     @functools.cached_property
     def larger(self) -> list[Check]:

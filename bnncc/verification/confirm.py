@@ -20,7 +20,7 @@ import numpy as np
 
 from bnncc.errors import VerificationError
 from bnncc.runtime.artifact import Artifact
-from bnncc.runtime.compare import RELATIVE, differs, within
+from bnncc.runtime.compare import RELATIVE, differs, overflows, within
 from bnncc.runtime.selfcheck import Check
 from bnncc.targets import host
 from bnncc.targets.catalog import missing_features
@@ -151,7 +151,7 @@ def confirmed(
         if not wrong:
             agreed.append(check)
             continue
-        sure = judge.surely(check)
+        sure = _sure(judge, check, made)
         bad = {n: int((mask & sure[n]).sum()) for n, mask in wrong.items()}
         if any(bad.values()) and not judge.wrong_kernel(check.inputs):
             # Each kernel is right, and so are the passes: sums may cancel, or a variance.
@@ -178,15 +178,25 @@ def confirmed(
     if agreed or partly:
         return agreed + partly
     check = judge.settled(checks[0])
-    wrong = _wrong(artifact.run(check.inputs), check)
-    if any((mask & check.sure[n]).any() for n, mask in wrong.items() if check.sure):
-        return [replace(check, sure=judge.surely(checks[0]))]
+    made = artifact.run(check.inputs)
+    wrong = _wrong(made, check)
+    known = check.sure or {}
+    if any((mask & known.get(n, np.True_)).any() for n, mask in wrong.items()):
+        return [replace(check, sure=_sure(judge, checks[0], made))]
     return [check]
 
 
 _FIRST_SPARE, _CALLS = 32, 2
 """Number of the first check that replaces others; calls of each kernel that are run in a large
 network."""
+
+
+def _sure(judge: Judge, check: Check, made: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return which elements of each output depend on no tie, and on no sum that overflows."""
+    return {
+        name: mask & ~overflows(check.part(name, made[name]), check.outputs[name])
+        for name, mask in judge.surely(check).items()
+    }
 
 
 def _wrong(made: Mapping[str, np.ndarray], check: Check) -> dict[str, np.ndarray]:

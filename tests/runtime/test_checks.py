@@ -19,7 +19,7 @@ from bnncc.frontend.onnx import load
 from bnncc.ir.ties import rounded_otherwise, tied
 from bnncc.options import CompileOptions
 from bnncc.runtime.artifact import Artifact
-from bnncc.runtime.compare import agree
+from bnncc.runtime.compare import agree, overflows
 from bnncc.verification import checks, confirm, kernels
 from tests.runtime.test_selfcheck import Wrong, compiled, parsed
 
@@ -179,6 +179,41 @@ def test_what_is_wrong_for_other_sizes_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Artifact, "run", changed)
     with pytest.raises(VerificationError, match="4 of 28 values of `y` are wrong"):
         bnncc.compile(model, target="native")
+
+
+def large_sums(factor: float) -> onnx.ModelProto:
+    """Return a network whose sums have terms of up to 64 * `factor`, of both signs."""
+    rng = np.random.default_rng(0)
+    w = np.where(rng.random((64, 64)) < 0.5, -1, 1).astype("f4")
+    return parsed(
+        "(float[4, 64] x) => (float[4, 64] y) { s = Sign(x) a = MatMul(s, w) b = Mul(a, k) "
+        "y = MatMul(b, v) }",
+        w=w, k=np.float32(factor), v=rng.normal(size=(64, 64)).astype("f4"),
+    )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("factor", [2e36, 5e36, 1.5e37])
+def test_sums_that_overflow_in_one_order_are_not_compared(factor: float) -> None:
+    artifact = compile_model(large_sums(factor), CompileOptions(threads=1))
+    assert all(one["passed"] for one in artifact.selfcheck())
+    x = np.random.default_rng(1).normal(size=(4, 64)).astype(np.float32)
+    (y,) = artifact.run({"x": x}).values()
+    assert np.isfinite(y).any() == (factor < 1e37)
+    said = [line for line in artifact.report["warnings"] if "outputs overflow for all" in line]
+    assert len(said) == (factor > 2e36)
+
+
+def test_only_large_numbers_overflow() -> None:
+    infinity, nan = np.float32(np.inf), np.float32(np.nan)
+    large = np.array([1e38, 1e38, -1e35], np.float32)
+    got = np.array([infinity, 0, nan], np.float32)
+    assert overflows(got, large).tolist() == [True, False, True]
+    assert not overflows(got, large / np.float32(1e6)).any()
+    assert overflows(large, got).tolist() == [False, False, True]
+    assert overflows(large, got[:1].repeat(3)).all()
+    assert overflows(got.astype(np.float16), np.full(3, 60000, np.float16)).any()
+    assert not overflows(np.array([1]), np.array([2])).any()
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
