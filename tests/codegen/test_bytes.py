@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import bnncc
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(5)
 
 
 def _network(channels: int, out: int) -> tuple[onnx.ModelProto, int]:

@@ -33,7 +33,7 @@ from tests.ir.test_number_types import BOTH, there_and_back
 from tests.portable_c import STRICT
 from tests.tiny import BASELINE
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 COMPILER, EMULATOR = "arm-linux-gnueabihf-gcc", "qemu-arm"
 ODD = "x/in:0 */ int */"

@@ -25,7 +25,7 @@ from tests.codegen.test_c_network import all_ties, large_network, odd_network, u
 from tests.devices import DIGITS
 from tests.portable_c import SANITIZED, STRICT, needs_gcc
 
-pytestmark = [needs_gcc, pytest.mark.sampled(3)]
+pytestmark = [needs_gcc, pytest.mark.sampled(4)]
 COMPILERS = [
     pytest.param(name, marks=pytest.mark.skipif(not shutil.which(name), reason=f"needs {name}"))
     for name in ("gcc", "clang")

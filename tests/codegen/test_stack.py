@@ -23,7 +23,8 @@ STEPS = tuple(Step(op) for op in ("affine", "add", "prelu", "store"))
     [("x86-64-v2", "xmm", 16), ("x86-64-v3", "ymm", 32), ("x86-64-v4", "zmm", 64)],
 )
 def test_spilled_vectors_are_aligned(name: str, register: str, size: int, threads: int) -> None:
-    spec = BinaryConv2d(1, 28, 28, 256, 256, (3, 3), pads=(1, 1, 1, 1), steps=STEPS)
+    # A prime number of words, which are counted one by one in larger tiles.
+    spec = BinaryConv2d(1, 28, 28, 544, 256, (3, 3), pads=(1, 1, 1, 1), steps=STEPS)
     target = catalog.resolve(name)
     func = schedule(define(spec), target, threads).with_attr("global_symbol", "main")
     machine = tvm_target(target)

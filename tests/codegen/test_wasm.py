@@ -30,7 +30,7 @@ from tests.codegen.test_c_network import all_ties, odd_network, unpacked
 from tests.devices import DIGITS
 from tests.node import NODE, needs_node
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 WEB = DIGITS.parent / "web"

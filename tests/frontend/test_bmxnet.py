@@ -22,6 +22,8 @@ from bnncc.transform.pipeline import Compilation, to_physical
 from tests import bmxnet_oracle
 from tests.mxnet_files import DATA, FORMS, Net, packed, small
 
+pytestmark = pytest.mark.sampled(2)
+
 Array = np.ndarray[Any, Any]
 MODELS = os.environ.get("BNNCC_MODELS")
 DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "test_images.npz"

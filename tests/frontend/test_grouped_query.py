@@ -19,7 +19,7 @@ from bnncc.runtime.session import aligned_empty
 from tests.collection.builder import Net
 from tests.runtime.test_in_place import Calls
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(6)
 
 Array = np.ndarray[Any, Any]
 HEADS, SHARED, SIZE, ROWS = 4, 2, 16, 24

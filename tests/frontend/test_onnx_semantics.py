@@ -15,7 +15,7 @@ from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from tests.frontend.test_onnx_attributes import Own, expected, ints, one_node, real, scalar, small
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(4)
 
 F32 = TensorProto.FLOAT
 SIGNS = np.float32([[np.inf, -np.inf, 0.0], [1.5, -2.0, np.inf]])

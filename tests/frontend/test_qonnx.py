@@ -18,7 +18,7 @@ from bnncc.options import Uint8Input
 from bnncc.transform.simplify import simplify
 from tests.qonnx_models import CHANNELS_LAST, DOMAINS, Builder, Executor, annotate
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(4)
 
 pytest.importorskip("qonnx")
 RNG = np.random.default_rng(0)

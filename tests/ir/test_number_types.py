@@ -29,6 +29,8 @@ from tests.spellings import (
 )
 from tests.tiny import BASELINE
 
+pytestmark = pytest.mark.sampled(3)
+
 HALF = ["where", "difference of comparisons", "table", "PACT", "AdaBin", "sum of signs"]
 
 

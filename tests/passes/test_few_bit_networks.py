@@ -25,7 +25,7 @@ from tests.kernel_harness import HERE
 from tests.physical_networks import passed
 from tests.tiny import BASELINE
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(4)
 
 RNG = np.random.default_rng(3)
 
@@ -58,6 +58,7 @@ def run(
     return {"report": artifact.report, **artifact.run({"x": x})}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few_bit", ["bitplanes", pytest.param("auto", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
 def test_every_pair_of_bits_is_exact(bits: int, few_bit: str) -> None:

@@ -20,7 +20,7 @@ from bnncc.transform.first_layer import relax_first_layer
 from bnncc.transform.image import take_uint8
 from tests.kernel_harness import FLOATS_HERE
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(6)
 
 RNG = np.random.default_rng(0)
 W = (RNG.standard_normal((20, 3, 5, 5)) * RNG.uniform(0.1, 9, (20, 1, 1, 1))).astype(np.float32)

@@ -24,7 +24,7 @@ from bnncc.transform.physical import KERNEL
 from bnncc.transform.pipeline import Compilation, rounded_layers, to_physical
 from tests.kernel_harness import HERE
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 RNG = np.random.default_rng(0)
 OPTIONS = CompileOptions(target="native", float_precision="bfloat16")

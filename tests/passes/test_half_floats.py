@@ -18,7 +18,7 @@ from bnncc.verification.evaluator import evaluate_physical
 from tests.codegen.test_cuda_code import on_emulated_gpu
 from tests.cuda_emulator import COMPILER
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 RNG = np.random.default_rng(3)
 NET = (

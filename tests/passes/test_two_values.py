@@ -21,7 +21,7 @@ from tests.spellings import (
     where,
 )
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(4)
 
 
 @pytest.mark.parametrize("pads", [0, 1])

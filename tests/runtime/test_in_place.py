@@ -15,7 +15,7 @@ from bnncc.runtime.session import aligned_empty
 from tests.collection.builder import Net
 from tests.kernel_harness import HERE
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(4)
 
 HEADS, SHARED, DEPTH, ROOM = 4, 2, 16, 12
 PAIRS = {"past_k": "present_k", "past_v": "present_v"}

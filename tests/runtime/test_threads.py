@@ -94,6 +94,7 @@ def test_refused() -> None:
         CompileOptions(threads=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -21,7 +21,7 @@ from bnncc.tuning.cases import make
 from tests.binary_cases import batches, build, check, make_inputs, run
 from tests.kernel_harness import EMULATED, HERE, TARGETS, TILES, run_kernel
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(6)
 
 EXAMPLES = 50 if os.environ.get("BNNCC_TEST_ALL") else 2
 THRESHOLD = (Step("threshold"),)

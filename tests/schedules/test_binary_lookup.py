@@ -17,7 +17,7 @@ from bnncc.topi_binary.step import Step
 from tests.binary_cases import make_inputs
 from tests.kernel_harness import ALL, HERE, build, run_kernel
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(4)
 
 LAYER = BinaryConv2d(1, 3, 7, 40, 80, (3, 3), pads=(1, 1, 1, 1), steps=(Step("store"),))
 LOOKUP = [name for name in HERE if catalog.resolve(name).popcount == "lookup"]

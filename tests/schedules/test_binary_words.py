@@ -21,6 +21,8 @@ from tests.definition_cases import MATRIX
 from tests.kernel_harness import ALL, HERE, IN_NODE
 from tests.kernel_harness import build as build_functions
 
+pytestmark = pytest.mark.sampled(2)
+
 STORE = (Step("store"),)
 DENSE = BinaryConv2d(1, 1, 1, 512, 40, (1, 1), rank=2, steps=STORE)
 SMALL = BinaryConv2d(1, 7, 6, 192, 9, (3, 3), pads=(1, 1, 1, 1), steps=STORE)

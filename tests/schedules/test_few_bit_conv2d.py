@@ -17,7 +17,7 @@ from tests.few_bit_cases import inputs
 from tests.kernel_harness import EMULATED, TARGETS, TILES, run_kernel, same
 from tests.tiny import BASELINE
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(5)
 
 NATIVE = "native"
 FORMS = ("planes", "bytes", "pairs", "floats", "value", "table")

@@ -21,7 +21,7 @@ from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.spec import Conv2d
 from tests.kernel_harness import EMULATED, HERE, IN_NODE, build
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(4)
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL = bool(os.environ.get("BNNCC_TEST_ALL"))

@@ -19,7 +19,7 @@ from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Conv2d, RowPool, Step, from_json, to_json
 from tests.kernel_harness import FLOAT_TARGETS, run_kernel, same
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(5)
 
 QUICK = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 SLOW = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))

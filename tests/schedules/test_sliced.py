@@ -17,7 +17,7 @@ from bnncc.topi_binary.spec import BinaryConv2d, Step
 from tests.binary_cases import build, check, make_inputs
 from tests.kernel_harness import HERE, TARGETS
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(4)
 
 SIGN = (Step("threshold"),)
 THREE = (Step("threshold", zero=True),)
@@ -50,6 +50,7 @@ EDGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_edges_equal_the_oracle(target: str) -> None:
     specs = [with_weight_order(spec, catalog.resolve(target)) for spec in EDGES[:-1]] + EDGES[-1:]

@@ -23,7 +23,7 @@ from bnncc.tuning.cases import make
 from tests import definition_cases, kernel_harness
 from tests.binary_cases import make_inputs
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(6)
 
 
 def run(spec: Spec, inputs: list[np.ndarray], form: str = "") -> list[np.ndarray]:

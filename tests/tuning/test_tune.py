@@ -472,6 +472,7 @@ def test_a_network_must_win_its_own_race(
     assert all((note["raced"] == 0) == (race_of == "stopped") for note in notes)
 
 
+@pytest.mark.slow
 def test_networks_race_in_processes_of_their_own(
     tuned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def cluster(machine: str, kit: Path, folder: Path, count: int):
         yield {"rpc": None, "tracker": address, "key": "board", "timeout": 60.0}, servers
 
 
+@pytest.mark.slow
 def test_a_lost_device_costs_no_trial(kits: dict[str, Path], tmp_path: Path) -> None:
     kit, native = devices.have(kits, "host"), catalog.native()
     with cluster("host", kit, tmp_path, 2) as (device, servers):
