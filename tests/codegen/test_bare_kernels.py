@@ -38,7 +38,7 @@ from tests.kernel_harness import (
 )
 from tests.schedules import test_bits_kernels, test_float_kernels
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(6)
 
 EXAMPLES = 50 if os.environ.get("BNNCC_TEST_ALL") else 3
 

@@ -23,6 +23,8 @@ from bnncc.targets import catalog, host
 from bnncc.topi_binary.spec import BinaryConv2d, Spec, Step
 from tests.devices import DIGITS
 
+pytestmark = pytest.mark.sampled(2)
+
 KERNEL = BinaryConv2d("n", 8, 8, 64, 32, (3, 3), pads=(1, 1, 1, 1), steps=(Step("threshold"),))
 WORKLOAD = Workload.of(KERNEL)
 NATIVE = catalog.native()

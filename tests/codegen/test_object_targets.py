@@ -25,7 +25,7 @@ from tests.codegen.test_wasm import digits, written
 from tests.devices import DIGITS
 from tests.portable_c import STRICT
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 HERE = Path(__file__).resolve().parent
 

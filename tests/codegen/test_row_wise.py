@@ -23,6 +23,8 @@ from tests.devices import DIGITS
 from tests.portable_c import needs_gcc
 from tests.row_networks import Scheduled, chain_network, ran, signs
 
+pytestmark = pytest.mark.sampled(2)
+
 SEEDS = [2, 9, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 60))]
 
 

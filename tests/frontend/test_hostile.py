@@ -86,6 +86,7 @@ def _check_refusal(code: object, stdout: str, stderr: str, name: str) -> None:
     assert len(errors[0]) < 500, errors[0]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_file(name: str, outcomes: dict[str, Outcome]) -> None:
     found = outcomes[name]

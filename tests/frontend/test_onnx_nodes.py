@@ -20,7 +20,7 @@ from bnncc.ir.evaluate import evaluate
 from tests import onnx_node_cases as cases
 
 LIST = Path(__file__).parents[1] / "data" / "onnx_nodes_unsupported.txt"
-SHARDS = 80
+SHARDS = 160
 
 
 def unsupported() -> dict[str, str]:

@@ -21,6 +21,8 @@ from tests.collection.builder import Net
 from tests.runtime.test_selfcheck import parsed
 from tests.transformer_blocks import SHAPE, SHARED
 
+pytestmark = pytest.mark.sampled(2)
+
 SIZES = ({"N": 1, "T": 1, "P": 1}, {"N": 2, "T": 7, "P": 3}, {"N": 3, "T": 33, "P": 20})
 
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("few_bit", ["auto", "bitplanes"])
 @pytest.mark.parametrize("name", NAMES)
 def test_trained_network(name: str, few_bit: str) -> None:

@@ -29,6 +29,8 @@ from bnncc.trace import Trace
 from tests.devices import Server
 from tests.tiny import BASELINE
 
+pytestmark = pytest.mark.sampled(2)
+
 TABLE = np.arange(20, dtype=np.float32).reshape(5, 4)
 Arrays = dict[str, np.ndarray]
 

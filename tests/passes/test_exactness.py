@@ -19,7 +19,7 @@ from tests.collection import oracle
 from tests.collection.builder import Net
 from tests.physical_networks import evaluated, passed
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 TARGETS = ("x86-64-v3", "arm64", "cuda-sm80")
 

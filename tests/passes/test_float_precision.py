@@ -157,6 +157,7 @@ def test_artifacts_compute_it(target: str) -> None:
     assert (np.abs(artifact.run({"x": x})["y"] - want) <= near).all()
 
 
+@pytest.mark.slow
 def test_verify_compares_with_the_rounded_network() -> None:
     proto = model()
     artifact = bnncc.compile(proto, float_precision="bfloat16")

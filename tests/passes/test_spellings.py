@@ -39,7 +39,7 @@ from tests.spellings import (
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_a_spelling_is_found_and_gives_the_same(name: str) -> None:
     spelling, kind = SPELLINGS[name]

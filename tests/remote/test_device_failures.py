@@ -161,6 +161,7 @@ def busy_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.sampled(3)
 def test_a_session_that_crashes_says_how(
     machine: str, server: Server, digits: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

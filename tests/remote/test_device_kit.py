@@ -31,6 +31,7 @@ def elf_machine(path: Path) -> int:
     return int(struct.unpack("<H", head[18:20])[0])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("machine", MACHINES)
 def test_kit_is_complete(machine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     devices.require(machine)
@@ -103,6 +104,7 @@ def test_offline_says_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not left
 
 
+@pytest.mark.sampled(2)
 def test_the_cpp_example(
     machine: str, kits: dict[str, Path], digits: dict[str, Path], tmp_path: Path
 ) -> None:

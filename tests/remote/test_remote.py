@@ -125,6 +125,7 @@ def test_several_threads_share_a_device(host: Server) -> None:
     assert not wrong
 
 
+@pytest.mark.sampled(2)
 def test_tracker(
     machine: str,
     kits: dict[str, Path],
@@ -159,6 +160,7 @@ def known(tracker: str, key: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_device_given_to_nobody_comes_back(
     kits: dict[str, Path], tmp_path: Path, digits: dict[str, Path]
 ) -> None:

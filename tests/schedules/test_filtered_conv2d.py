@@ -19,7 +19,7 @@ from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.spec import Conv2d, RowPool, Step, from_json, to_json
 from tests.kernel_harness import FLOAT_TARGETS, HERE, TARGETS, run_kernel, same, small_integers
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(4)
 
 QUICK = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 SLOW = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))

@@ -32,7 +32,7 @@ from tests.kernel_harness import (
 )
 from tests.topi_binary.test_definitions import call
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(4)
 
 CHANNELS = (1, 3, 15, 16, 17, 31, 33, 64, 100)
 STEPS = [

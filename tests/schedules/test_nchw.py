@@ -24,7 +24,7 @@ from tests.kernel_harness import (
     small_integers,
 )
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(4)
 
 PLANAR = (Step("affine"), Step("store", layout="NCHW"))
 MANY = (*PLANAR, Step("bits"), Step("relu"), Step("store"), Step("store", layout="NCHW"))

@@ -94,6 +94,7 @@ def test_workers_ask_for_tiles(tmp_path: Path) -> None:
     assert all(task.best is not None for task in tasks)
 
 
+@pytest.mark.slow
 def test_records_are_metaschedules(tuned: Path) -> None:
     import tvm
     from tvm.s_tir import meta_schedule as ms
@@ -397,6 +398,7 @@ def test_the_race_decides_what_counts(tuned: Path, tmp_path: Path, kept: str) ->
         assert key_of(found[0]) == default
 
 
+@pytest.mark.slow
 def test_what_has_not_raced_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def planted(name: str, count: int) -> list[dict[str, Any]]:
     return results
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["binary", "few-bit"])
 def test_verify_names_a_wrong_kernel(name: str) -> None:
     results = planted(name, 3)

@@ -21,6 +21,8 @@ from tests.collection import oracle
 from tests.portable_c import STRICT, needs_gcc
 from tests.transformer_blocks import BLOCKS, KINDS, SHARED
 
+pytestmark = pytest.mark.sampled(2)
+
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in BLOCKS]
 SOME = [
     name if name in ("bit", "bitnet with a cache") else pytest.param(name, marks=pytest.mark.slow)
