@@ -175,8 +175,8 @@ def apply(
     counted = func
     if point["carry_save"]:
         counted = ranges.with_parameters(define(spec, carry_save.FORM), func)
-    elif _counts_bytes(spec, target) and point["unroll"] > 1:
-        counted = ranges.with_parameters(define(spec, f"{WORDS}{point['unroll']}"), func)
+    elif (words := _together(spec, target, point)) > 1:
+        counted = ranges.with_parameters(define(spec, f"{WORDS}{words}"), func)
     counted = nchw.held(counted, flat, _rows(flat, target, point))
     if planes:
         counted = zeros.without(counted, planes, ZEROS)
@@ -199,8 +199,9 @@ def _ordinary(
     parts, (order, divided) = _tables(func), _loops(point)
     if channel_tiles.any_rows(flat):
         func = channel_tiles.rows_as_columns(func, TABLES)
-        together = _counts_bytes(flat, target) and point["unroll"] > 1
-        single = 1 if together else _tile(flat, target, *_budgets(flat, target), 1)[1]
+        single = 1
+        if _together(flat, target, point) == 1:
+            single = _tile(flat, target, *_budgets(flat, target), 1)[1]
         for segment in channel_tiles.row_segments(func, point["columns"]):
             vectors = point["vectors"] if segment.width > 1 else max(single, point["vectors"])
             parts += [
@@ -303,8 +304,8 @@ def _sums(
     sch: s_tir.Schedule, name: str, spec: BinaryConv2d, target: TargetSpec, point: Point
 ) -> None:
     """Schedule the sums of a tile, unrolled inside the reduction."""
-    words, together = point["unroll"], _counts_bytes(spec, target)
-    pair = XOR_POPCOUNT_WORDS[words] if together and words > 1 else XOR_POPCOUNT
+    together = _together(spec, target, point)
+    pair = XOR_POPCOUNT_WORDS[together] if together > 1 else XOR_POPCOUNT
     if point["carry_save"]:
         pair = CARRY_SAVE[spec.dilations[1]]
         *_, column, vector, kh, c = sch.get_loops(name)
@@ -312,8 +313,8 @@ def _sums(
     else:
         *_, column, vector, kh, kw, c = sch.get_loops(name)
         body = [kw, column, vector]
-    if words > 1 and not together:
-        c, part = sch.split(c, [None, words])
+    if point["unroll"] > together:
+        c, part = sch.split(c, [None, point["unroll"]])
         body = [part, *body]
     sch.reorder(kh, c, *body)
     for loop in body:
@@ -403,6 +404,11 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
 def _counts_bytes(spec: BinaryConv2d, target: TargetSpec) -> bool:
     """Return whether bits are counted in bytes, and those of several words can be added first."""
     return target.popcount == "lookup" and counts_words(spec)
+
+
+def _together(spec: BinaryConv2d, target: TargetSpec, point: Point) -> int:
+    """Return how many words are counted together: those of a loop body, or each by itself."""
+    return point["unroll"] if _counts_bytes(spec, target) else 1
 
 
 def _unrolled(spec: BinaryConv2d, target: TargetSpec) -> list[int]:
