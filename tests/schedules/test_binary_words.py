@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tvm
 
-from bnncc.schedules import schedule, space_of, with_weight_order
+from bnncc.schedules import space_of, with_weight_order
 from bnncc.targets import catalog
-from bnncc.topi_binary.definitions import define
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.reference import binary_conv2d
 from bnncc.topi_binary.spec import BinaryConv2d
@@ -18,8 +16,7 @@ from bnncc.topi_binary.step import Step
 from bnncc.tuning.cases import make
 from tests.binary_cases import build, check, make_inputs, run
 from tests.definition_cases import MATRIX
-from tests.kernel_harness import ALL, HERE, IN_NODE
-from tests.kernel_harness import build as build_functions
+from tests.kernel_harness import HERE, IN_NODE
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -67,22 +64,6 @@ def test_sums_of_bytes_reach_their_bounds(target: str, differ: bool) -> None:
     library = build([DENSE], target)
     check(library, 0, DENSE, [data, weight])
     assert (binary_conv2d(DENSE, [data, weight])[0] == 512 * differ).all()
-
-
-@pytest.mark.parametrize("target", LOOKUP)
-@pytest.mark.parametrize("spec", [DENSE, SMALL, replace(DENSE, n=3)], ids=["one", "3x3", "three"])
-def test_all_points_are_the_same(target: str, spec: BinaryConv2d) -> None:
-    machine = catalog.resolve(target)
-    points = list(space_of(spec, machine).points())
-    points = [points[0], *points[1 :: 1 if ALL else len(points) // 5]]
-    functions = {f"k{i}": schedule(define(spec), machine, 1, p) for i, p in enumerate(points)}
-    library = build_functions(functions, machine)
-    inputs = make_inputs(spec, np.random.default_rng(1))
-    (wanted,) = binary_conv2d(spec, inputs)
-    for name in functions:
-        found = tvm.runtime.tensor(np.full(wanted.shape, 7, np.float32))
-        library[name](*map(tvm.runtime.tensor, inputs), found)
-        np.testing.assert_array_equal(found.numpy(), wanted)
 
 
 @pytest.mark.parametrize("target", LOOKUP)

@@ -42,6 +42,8 @@ BINARY = [
     BinaryConv2d(1, 4, 9, 64, 33, (3, 3), pads=(1, 1, 1, 1), ternary=True, steps=FLOATS),
     BinaryConv2d(6, 1, 1, 320, 100, (1, 1), rank=2, steps=(Step("threshold"),)),
     BinaryConv2d("n", 1, 1, 100, 50, (1, 1), rank=2, steps=FLOATS),
+    BinaryConv2d(3, 1, 1, 512, 40, (1, 1), rank=2, steps=STORE),
+    BinaryConv2d(1, 7, 6, 192, 9, (3, 3), pads=(1, 1, 1, 1), steps=STORE),
 ]
 OTHERS = [
     Conv2d(1, 6, 9, 8, 40, (3, 3), pads=(1, 1, 1, 1), steps=STORE),
