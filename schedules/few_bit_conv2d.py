@@ -66,7 +66,7 @@ SHORT_SPARE = 8
 LEVELS = "levels"
 """Block of the sums of levels of each pixel, which all tiles of packed weights read."""
 
-CODES = ("codes",)
+CODES = "codes"
 """Block of codes, each in a byte of its own, which do not depend on the pixel."""
 
 
@@ -100,7 +100,7 @@ def apply(
     single = _vectors(spec, target, 1)
     made = channel_tiles.ranged(
         func, flat, target, point, rule, vectors, divided, before=before, single=single,
-        fixed=CODES,
+        fixed=(CODES,),
     )  # fmt: skip
     return prefetch.weights(made, spec, target)
 
@@ -119,7 +119,7 @@ def _tiles(
     cut["acc"] = {2: columns, 3: (vectors[0] * LANES, vectors[1] * LANES)}
     short = _short(spec, target)
     if short is not None:
-        cut |= {CODES[0]: {0: vectors}, "short": {3: columns, 4: vectors}}
+        cut |= {CODES: {0: vectors}, "short": {3: columns, 4: vectors}}
     # 2 tile
     sch, tile = channel_tiles.tiles(func, cut, group, segment, point, rows, (LEVELS,))
     # 3 stage
@@ -160,7 +160,7 @@ def _short_sums(sch: s_tir.Schedule, pairs: tuple[TensorPair, TensorPair], tile:
     first = [column, vector, *sch.get_loops(sch.decompose_reduction("sum", turn))[-2:]]
     *_, column, vector, word, place = sch.get_loops("short")
     sch.reorder(word, place, vector, column)
-    sch.compute_at(CODES[0], vector, preserve_unit_loops=True)
+    sch.compute_at(CODES, vector, preserve_unit_loops=True)
     sch.annotate(place, prefetch.REPEATED, 1)
     first += [place, vector, column]
     channel_tiles.unrolled(sch, first)

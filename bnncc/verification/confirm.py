@@ -92,7 +92,7 @@ class Judge:
 
         session = self._artifact.session()
         calls = Counter(self._walk.calls())
-        left = calls if self.spares else Counter({k: min(n, _CALLS) for k, n in calls.items()})
+        left = calls if self.spares else Counter({k: min(n, _FEW_CALLS) for k, n in calls.items()})
         for case in self._walk.cases([feeds[t.name] for t in self._artifact.inputs]):
             if case.differences(kernels.run(session, case))[0]:
                 return case.name
@@ -186,7 +186,7 @@ def confirmed(
     return [check]
 
 
-_FIRST_SPARE, _CALLS = 32, 2
+_FIRST_SPARE, _FEW_CALLS = 32, 2
 """Number of the first check that replaces others; calls of each kernel that are run in a large
 network."""
 

@@ -31,8 +31,8 @@ from bnncc.topi_binary.spec import (
 )
 from bnncc.tuning.task import Task
 from bnncc.tuning.worker import Worker as Builder
-from tests.codegen.test_cuda_code import on_emulated_gpu
 from tests.cuda_emulator import COMPILER
+from tests.cuda_tools import on_emulated_gpu
 
 RESIDUAL = BinaryConv2d(
     5, 6, 5, 64, 64, (3, 3), pads=(1, 1, 1, 1),

@@ -25,8 +25,8 @@ from bnncc.records.workload import Workload
 from bnncc.targets import catalog
 from bnncc.topi_binary.spec import BinaryConv2d, Step, from_json
 from bnncc.tuning import cases
-from tests.codegen.test_cuda_code import compiles, disassembled, on_emulated_gpu, reads_code
 from tests.cuda_emulator import COMPILER
+from tests.cuda_tools import compiles, disassembled, on_emulated_gpu, reads_code
 from tests.devices import DIGITS
 from tests.records.test_weight_order import binary_layers, write
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import os
 import re
 import shutil
 import subprocess
@@ -21,7 +20,6 @@ import bnncc
 from bnncc import schedules
 from bnncc.codegen import fatbin, nvrtc
 from bnncc.errors import TargetError
-from bnncc.runtime.cuda import wheel_folders
 from bnncc.schedules import cuda
 from bnncc.schedules.cuda import few_bit, text
 from bnncc.targets import catalog, gpus
@@ -37,21 +35,13 @@ from bnncc.topi_binary.spec import (
 from tests import cuda_cases
 from tests.cuda_cases import Odd
 from tests.cuda_emulator import COMPILER
+from tests.cuda_tools import MAIN, compiles, disassembled, on_emulated_gpu, reads_code
 from tests.devices import DIGITS
 from tests.transformer_blocks import BLOCKS
 
 ROOT = Path(__file__).resolve().parents[2]
 TVM_LIBRARIES = Path(str(importlib.util.find_spec("tvm").origin)).parent / "lib"  # type: ignore
-TOOLS = next((f for f in wheel_folders("bin") if (f / "cuobjdump").exists()), None)
-compiles = pytest.mark.skipif(
-    not nvrtc.available(), reason="needs NVRTC: pip install 'bnncc[cuda-test]'"
-)
-reads_code = pytest.mark.skipif(
-    not nvrtc.available() or TOOLS is None,
-    reason="needs NVRTC, cuobjdump and nvdisasm: pip install 'bnncc[cuda-test]'",
-)
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
-MAIN = ("cuda-sm75", "cuda-sm80", "cuda-sm90a", "cuda-sm100")
 SAMPLE = 16
 PARTS = 4
 NETWORK_TARGETS = ("cuda-sm80", "cuda-sm86", "cuda-sm89", "cuda-sm90a", "cuda-sm120")
@@ -86,15 +76,6 @@ def launched(spec: Spec, kernel: text.Kernel) -> str:
         f"main_kernel({takes}, int images) {{ extern __shared__ __align__(64) int shared[]; "
         f"{kernel.name}({passed}, images, shared); }}"
     )
-
-
-def disassembled(code: bytes, folder: Path, option: str) -> str:
-    path = folder / "code.cubin"
-    path.write_bytes(code)
-    env = {**os.environ, "PATH": f"{TOOLS}{os.pathsep}{os.environ['PATH']}"}
-    command = [str(TOOLS / "cuobjdump"), option, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
-    return done.stdout
 
 
 _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9_.]+)([^;]*);")
@@ -381,16 +362,6 @@ def test_without_a_driver_loading_says_so(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "needs an NVIDIA GPU for sm_80, but there is no NVIDIA driver" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def on_emulated_gpu(script: str, folder: Path, gpu: str = "80") -> subprocess.CompletedProcess[str]:
-    path = folder / "script.py"
-    path.write_text(script)
-    env = {**os.environ, "BNNCC_FAKE_GPU": gpu, "BNNCC_FAKE_GPU_LOG": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "tests.cuda_gpu", str(path)], capture_output=True, text=True,
-        cwd=ROOT, env=env, check=False,
-    )  # fmt: skip
 
 
 RUN_DIGITS = f"""

@@ -15,8 +15,8 @@ from bnncc.ir.graph import Graph, Node
 from bnncc.options import CompileOptions
 from bnncc.transform.physical import KERNEL
 from bnncc.verification.evaluator import evaluate_physical
-from tests.codegen.test_cuda_code import on_emulated_gpu
 from tests.cuda_emulator import COMPILER
+from tests.cuda_tools import on_emulated_gpu
 
 pytestmark = pytest.mark.sampled(3)
 

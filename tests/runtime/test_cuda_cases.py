@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.codegen.test_cuda_code import MAIN, on_emulated_gpu
 from tests.cuda_emulator import COMPILER
+from tests.cuda_tools import MAIN, on_emulated_gpu
 
 pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="needs g++ on x86-64"),
