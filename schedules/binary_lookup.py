@@ -50,16 +50,16 @@ CONVERTED = 32
 TABLES = "counts", "table", "border", "plane", "rows", "pairs", "ones", "starts"
 """Name prefixes of the blocks that are computed before all sums."""
 
-_TILE = 4, 2
-"""Columns and channel vectors of a tile, whose 16-bit sums fit in registers of AVX-512."""
+_TILES = {16: (4, 2), 32: (4, 2), 64: (6, 2)}
+"""By vector size in bytes: columns and channel vectors per tile."""
 
-_BETTER = {16: (2, 4), 32: (2, 4), 64: (4, 4)}
-"""By vector size in bytes: tiles that some shapes prefer. With two columns, each weight is used
-once, on AVX2 as an operand in memory: that takes fewer instructions, and fewer registers of SSE,
-but weights are loaded twice as often. With AVX-512 each row of the table serves more vectors."""
+_FEW_COLUMNS = 2, 4
+"""The tile of shorter vectors where weights stay in the L1 cache, and with SSE: each weight is used
+once, on AVX2 as an operand in memory. That takes fewer instructions, and fewer registers of SSE,
+but weights are loaded twice as often. WebAssembly does without."""
 
-_LONG = 512
-"""Lookups per pair of outputs that pay for spilled sums with AVX-512."""
+_ONE_VECTOR = 8
+"""Columns per tile of one channel vector, whose 16-bit sums fit in registers of AVX-512."""
 
 MAX_ACCUMULATORS = {16: 8, 32: 8, 64: 18}
 """By vector size in bytes: columns times channel vectors of a tile whose accumulators, and sums of
@@ -90,7 +90,7 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
     Columns are those of the output, of which each lookup serves two.
     """
     choices: dict[str, Iterable[int]] = {
-        "bytes": [size for size in _BETTER if size * 8 <= target.vector_bits],
+        "bytes": [size for size in _TILES if size * 8 <= target.vector_bits],
         "columns": [PIXELS * size for size in tile_sizes(_pairs(spec), MAX_COLUMNS)],
         "vectors": powers(4),
         "unroll": powers(MAX_UNROLL),
@@ -314,25 +314,18 @@ def _divides(spec: BinaryConv2d, size: int, vectors: int) -> bool:
     return lanes <= layout.blocks(per_group, NIBBLE_LANES) * NIBBLE_LANES  # no wider than necessary
 
 
-def _lookups(spec: BinaryConv2d) -> int:
-    """Return the lookups per pair of outputs."""
-    return layout.words(spec.channels // spec.groups) * nibbles.NIBBLES * spec.window_size
-
-
 def _stays(spec: BinaryConv2d, target: TargetSpec, lanes: int) -> bool:
     """Return whether the weights of a tile stay in the L1 cache, beside the table."""
-    return _lookups(spec) * lanes + nibbles.TABLE_BYTES <= target.l1_bytes * 3 // 4
+    weights = layout.words(spec.channels // spec.groups) * nibbles.NIBBLES * spec.window_size
+    return weights * lanes + nibbles.table_bytes(NIBBLE_LANES) <= target.l1_bytes * 3 // 4
 
 
-def _suits(spec: BinaryConv2d, target: TargetSpec, size: int, vectors: int) -> bool:
-    """Return whether tiles of `vectors` vectors of `size` bytes are the better ones."""
-    lanes = size * vectors
-    if not _divides(spec, size, vectors):
+def _few_columns(spec: BinaryConv2d, target: TargetSpec, size: int) -> bool:
+    """Return whether tiles of vectors of `size` bytes are `_FEW_COLUMNS`."""
+    vectors = _FEW_COLUMNS[1]
+    if size == nibbles.MAX_BYTES or intrin_wasm.FEATURE in target.features:
         return False
-    if size == 64:
-        whole = spec.out_channels // spec.groups % lanes == 0
-        return whole and _lookups(spec) >= _LONG
-    return size == 16 or _stays(spec, target, lanes)
+    return _divides(spec, size, vectors) and (size == 16 or _stays(spec, target, size * vectors))
 
 
 def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
@@ -340,11 +333,9 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     per_group = spec.out_channels // spec.groups
     widest = min(target.vector_bits // 8, 64)
     size = NIBBLE_LANES if per_group % widest and widest > NIBBLE_LANES else widest
-    columns, vectors = _BETTER[size]
-    if intrin_wasm.FEATURE in target.features or not _suits(spec, target, size, vectors):
-        columns, vectors = _TILE
+    columns, vectors = _FEW_COLUMNS if _few_columns(spec, target, size) else _TILES[size]
     if per_group <= size or (spec.groups > 1 and per_group % (vectors * size)):
-        columns, vectors = columns * vectors, 1
+        columns, vectors = _ONE_VECTOR, 1
     return {
         "bytes": size,
         "columns": PIXELS * shares(_pairs(spec), columns // PIXELS)[0],

@@ -21,6 +21,7 @@ from bnncc.schedules.intrin_portable import (
     popcount,
 )
 from bnncc.topi_binary import quantization
+from bnncc.topi_binary.definitions import nibbles
 from bnncc.topi_binary.definitions.blocks import bit, int64
 from bnncc.topi_binary.definitions.byte_products import half_of_pixel
 from bnncc.topi_binary.definitions.terms import dot_of_pair, signed, to_bfloat16
@@ -62,17 +63,18 @@ LOOKUP = {
 def lookup_add(instruction: Intrinsic) -> TensorPair:
     """Return the pair that adds the table entries selected by bytes of weights."""
     size = lanes(instruction.result)
-    every, table = T.Ramp(0, 1, size), T.Ramp(0, 1, 16)
+    width = nibbles.row_bytes(size)
+    every, table = T.Ramp(0, 1, size), T.Ramp(0, 1, width)
 
     def desc(lane: Expr, entry: Expr, weight: Any, row: Any, total: Any) -> Any:
         # A one-hot sum: ``tensorize`` cannot match a loop that reads ``row[weight]``.
         meant = weight[lane] == T.Cast("uint8", entry)
-        picked = T.if_then_else(meant, row[entry], T.uint8(0))
+        picked = T.if_then_else(meant, row[lane // 16 * 16 % width + entry], T.uint8(0))
         return [(lane, total[lane] + picked)]
 
     def impl(weight: Any, row: Any, total: Any) -> Any:
-        rows = [row[table]] * (size // 16)
-        every_lane = rows[0] if size == 16 else tirx.Shuffle(rows, [*range(size)])
+        rows = [row[table]] * (size // width)
+        every_lane = rows[0] if size == width else tirx.Shuffle(rows, [*range(size)])
         return [(every, total[every] + instruction(every_lane, weight[every]))]
 
     return TensorPair(
@@ -80,7 +82,7 @@ def lookup_add(instruction: Intrinsic) -> TensorPair:
         instruction.feature,
         (
             Operand((size,), "uint8", bounds=(0, 15)),
-            Operand((16,), "uint8"),
+            Operand((width,), "uint8"),
             Operand((size,), "uint8"),
         ),
         size,

@@ -112,7 +112,7 @@ def test_sums_that_an_epilogue_reads_by_halves_are_no_scratch() -> None:
     )
     with memory.recorded() as found:
         tvm.compile(module, target=tvm_target(target), tir_pipeline=memory.PIPELINE)
-    nibbles, table = channels // 4, 17 * 17 * 16
+    nibbles, table = channels // 4, 17 * 17 * 64
     # The nibbles of data are then replaced by those of weights.
     assert found["main"].total(1) == 2 * pairs * nibbles + nibbles * 128 + table
 

@@ -63,16 +63,27 @@ NONE, KINDS = 16, 17
 """Data that differs from no weights, beside the sixteen nibbles; the number of all."""
 
 ROW = 16
-"""Bytes of a row of the table."""
-
-TABLE_BYTES = KINDS * KINDS * ROW
-"""Bytes of the table."""
+"""Entries of a row of the table."""
 
 MAX_BYTES = 64
 """Bytes of the largest vector."""
 
 PIXELS = 2
 """Adjacent outputs per lookup."""
+
+
+def row_bytes(size: int) -> int:
+    """Return the bytes of a row for vectors of `size` bytes.
+
+    Vectors of 64 bytes have four copies of each row, which they load whole: on a Zen 4, loading 16
+    bytes into each quarter of a vector takes twice as long.
+    """
+    return size if size == MAX_BYTES else ROW
+
+
+def table_bytes(size: int) -> int:
+    """Return the bytes of the table for vectors of `size` bytes."""
+    return KINDS * KINDS * row_bytes(size)
 
 
 class NibbleSums(Sums):
@@ -83,7 +94,7 @@ class NibbleSums(Sums):
         self.spec, self._planes = bordered(met.spec), 1 + form.endswith(ZEROS)
         self._laid = laid(met.spec)
         self._size = int(form.removeprefix(FORM).removesuffix(ZEROS))
-        self._unit = max(self._size, NIBBLE_LANES)
+        self._unit, self._row_bytes = max(self._size, NIBBLE_LANES), row_bytes(self._size)
         self._lanes = layout.blocks(self.spec.out_channels, self._unit) * self._unit
         self._row = met.spec.groups * met.words * NIBBLES
         self._image = _filled(self._laid.height * self._laid.width * self._row)
@@ -141,10 +152,11 @@ class NibbleSums(Sums):
                 row < NONE, T.popcount(T.Cast("uint8", row) ^ T.Cast("uint8", i)), T.uint8(0)
             ),
         )  # fmt: skip
+        made, width = buffer("table", (table_bytes(self._size),), "uint8"), self._row_bytes
         return compute(
-            "table", buffer("table", (TABLE_BYTES,), "uint8"), (KINDS, KINDS, ROW),
-            lambda second, first, i: counts[first, i] + counts[second, i] * T.uint8(16),
-            lambda second, first, i: ((second * KINDS + first) * ROW + i,),
+            "table", made, (KINDS, KINDS, width // ROW, ROW),
+            lambda second, first, _, i: counts[first, i] + counts[second, i] * T.uint8(16),
+            lambda second, first, copy, i: ((second * KINDS + first) * width + (copy * ROW + i),),
         )  # fmt: skip
 
     def _pairs(self) -> Buffer:
@@ -157,7 +169,7 @@ class NibbleSums(Sums):
 
         def offset(plane: Expr, i: Expr, x: Expr) -> Expr:
             first, second = (T.Cast("uint16", rows[plane, i, x + k]) for k in (0, next_one))
-            return (first + second * T.uint16(KINDS)) * T.uint16(ROW)
+            return (first + second * T.uint16(KINDS)) * T.uint16(self._row_bytes)
 
         if self._step == 1:
             made = buffer("pairs", (self._planes, self._n, self._image), "uint16")
@@ -269,13 +281,14 @@ class NibbleSums(Sums):
             offset = pairs[i["plane"], i["n"], at]
             first = T.Cast("int64", offset)
             weight = nibbles[i["kh"], kw, nibble, i["o"] * size : i["o"] * size + size]
-            T.reads(weight, table[first : first + ROW], offset)
+            T.reads(weight, table[first : first + self._row_bytes], offset)
             T.writes(here.region)
             here.clear(size)
             with under(test), T.grid(int64(size), int64(ROW)) as inner, T.sblock("few_lookup"):
                 lane, entry = T.axis.remap("SR", list(inner))
                 weight = nibbles[i["kh"], kw, nibble, i["o"] * size + lane]
-                found, where = table[first + entry], (*here.at, i["o"] * size + lane)
+                found = table[first + (lane // ROW * ROW % self._row_bytes + entry)]
+                where = *here.at, i["o"] * size + lane
                 T.reads(made[where], weight, found)  # the index of the row, declared explicitly
                 T.writes(made[where])
                 meant = weight == T.Cast("uint8", entry)
