@@ -76,7 +76,7 @@ def row_bytes(size: int) -> int:
     """Return the bytes of a row for vectors of `size` bytes.
 
     Vectors of 64 bytes have four copies of each row, which they load whole: on a Zen 4, loading 16
-    bytes into each quarter of a vector takes twice as long.
+    bytes into each quarter of a vector takes the unit that shuffles bytes, which lookups need.
     """
     return size if size == MAX_BYTES else ROW
 
