@@ -8,9 +8,11 @@ bits and numbers, and with the whole network. Layers are told apart by their nam
 serves several is timed once, and none whose tensors differ between the two. Outputs are compared
 before anything is timed. Ratios are speeds relative to the other checkout: above 1 is faster.
 
-On a shared machine a neighbour may slow one side for longer than a turn. `--again` measures the
-rows of `--json` anew that have a ratio below 0.97, and keeps the least time of each side. Without
-it, a run goes on where another of the same commits was interrupted.
+Times of a kernel differ by 10 % between processes, for example with where the stack begins, and on
+a shared machine a neighbour may slow one side for longer than a turn. So a ratio below 1 is
+measured in several pairs of processes, and the median of their ratios counts. `--again` adds pairs
+to the rows of `--json` that have a ratio below 0.97. Without it, a run goes on where another of the
+same commits was interrupted.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ BURST = 0.01
 """Seconds of one turn."""
 
 ROUNDS = 12
-"""Turns of each, of which the least time counts."""
+"""Turns of each in a pair of processes, of which the least time counts."""
 
 BASE = "4be7ed9"
 """The last commit whose kernels were all written, not scheduled from their definitions."""
@@ -53,10 +55,7 @@ LOW = 0.97
 """Below this a ratio is a loss, if it repeats."""
 
 PLACES = 4
-"""A ratio below 1 is measured again in other processes before it counts: so many in all.
-
-Times of a kernel differ by 10 % between processes: with where the stack begins, for example.
-"""
+"""Pairs of processes that measure what has a ratio below 1."""
 
 
 class Served:
@@ -203,16 +202,23 @@ def networks(only: str) -> Iterator[tuple[str, onnx.ModelProto]]:
         yield name, make("where")
 
 
-def race(mine: Callable[[int], float], other: Callable[[int], float]) -> tuple[float, float]:
-    """Return the least seconds of the first, and those of the other relative to them."""
-    best = [math.inf, math.inf]
+def race(mine: Callable[[int], float], other: Callable[[int], float]) -> dict[str, Any]:
+    """Return the least microseconds of the first, and what `counted` adds."""
+    pairs = []
     for place in range(PLACES):
+        best = [math.inf, math.inf]
         for turn in range(ROUNDS):
             for side in (0, 1) if turn % 2 else (1, 0):
                 best[side] = min(best[side], (mine, other)[side](place))
-        if best[1] >= best[0]:
+        pairs.append((best[0], best[1] / best[0]))
+        if median(ratio for _, ratio in pairs) >= 1:
             break
-    return best[0], best[1] / best[0]
+    return counted(1e6 * min(us for us, _ in pairs), [ratio for _, ratio in pairs])
+
+
+def counted(us: float, ratios: list[float]) -> dict[str, Any]:
+    """Return microseconds, the ratio of each pair of processes, and the median of these."""
+    return {"us": us, "ratio": median(ratios), "ratios": ratios}
 
 
 def compare(
@@ -225,7 +231,7 @@ def compare(
     outputs = [side.output() for side in (mine, other)]
     if not np.allclose(*outputs, rtol=1e-4, atol=1e-4 * np.abs(outputs[1]).max()):
         raise SystemExit(f"error: {name} for {target}: outputs differ")
-    seconds, whole = race(partial(mine.run, ""), partial(other.run, ""))
+    whole = race(partial(mine.run, ""), partial(other.run, ""))
     found: dict[str, Any] = {}
     for layer, kernel in ours["layers"].items():
         before = theirs["layers"].get(layer)
@@ -233,28 +239,23 @@ def compare(
             continue
         if ours["tensors"][kernel] != theirs["tensors"][before]:
             continue  # other work, as where one kernel writes NCHW and in the other's another does
-        alone, speed = race(partial(mine.run, kernel), partial(other.run, before))
-        kind = ours["kinds"][kernel]
-        found[layer] = {
-            "kernel": kernel, "kind": kind, "us": 1e6 * alone, "ratio": speed,
-        }  # fmt: skip
+        alone = race(partial(mine.run, kernel), partial(other.run, before))
+        found[layer] = {"kernel": kernel, "kind": ours["kinds"][kernel], **alone}
     return {
-        "network": name, "target": target, "us": 1e6 * seconds, "ratio": whole,
+        "network": name, "target": target, **whole,
         "compile": ours["seconds"] / theirs["seconds"], "layers": found,
     }  # fmt: skip
 
 
-def better(row: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
-    """Return what two runs have measured of one network: the least time of each side."""
+def together(row: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
+    """Return what two runs have measured of one network."""
 
-    def least(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
-        us = min(one["us"], two["us"])
-        other = min(one["us"] * one["ratio"], two["us"] * two["ratio"])
-        return {**one, "us": us, "ratio": other / us}
+    def both(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
+        return {**one, **counted(min(one["us"], two["us"]), [*one["ratios"], *two["ratios"]])}
 
-    both = [name for name in row["layers"] if name in again["layers"]]
-    layers = {name: least(row["layers"][name], again["layers"][name]) for name in both}
-    return {**least(row, again), "layers": layers}
+    names = [name for name in row["layers"] if name in again["layers"]]
+    layers = {name: both(row["layers"][name], again["layers"][name]) for name in names}
+    return {**both(row, again), "layers": layers}
 
 
 def mean(ratios: list[float]) -> float:
@@ -355,7 +356,7 @@ def main() -> None:
                 if seen is not None and not args.again:
                     continue
                 row = compare(name, model, target, mine, other, Path(folder))
-                rows[name, target] = row = better(seen, row) if seen else row
+                rows[name, target] = row = together(seen, row) if seen else row
                 print(
                     f"{name:28} {target:12} {row['us']:9.1f} us, speed relative to {commits[1]}: "
                     f"{row['ratio']:.3f}, at least {worst(row):.3f} with "
