@@ -69,7 +69,7 @@ def lookup_add(instruction: Intrinsic) -> TensorPair:
     def desc(lane: Expr, entry: Expr, weight: Any, row: Any, total: Any) -> Any:
         # A one-hot sum: ``tensorize`` cannot match a loop that reads ``row[weight]``.
         meant = weight[lane] == T.Cast("uint8", entry)
-        picked = T.if_then_else(meant, row[lane // 16 * 16 % width + entry], T.uint8(0))
+        picked = T.if_then_else(meant, row[nibbles.in_row(lane, entry, size)], T.uint8(0))
         return [(lane, total[lane] + picked)]
 
     def impl(weight: Any, row: Any, total: Any) -> Any:

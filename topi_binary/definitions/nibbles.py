@@ -81,6 +81,11 @@ def row_bytes(size: int) -> int:
     return size if size == MAX_BYTES else ROW
 
 
+def in_row(lane: Expr, entry: Expr, size: int) -> Expr:
+    """Return where a row has an entry for a lane; each sixteen lanes may have a copy of their own."""
+    return lane // ROW * ROW % row_bytes(size) + entry
+
+
 def table_bytes(size: int) -> int:
     """Return the bytes of the table for vectors of `size` bytes."""
     return KINDS * KINDS * row_bytes(size)
@@ -287,7 +292,7 @@ class NibbleSums(Sums):
             with under(test), T.grid(int64(size), int64(ROW)) as inner, T.sblock("few_lookup"):
                 lane, entry = T.axis.remap("SR", list(inner))
                 weight = nibbles[i["kh"], kw, nibble, i["o"] * size + lane]
-                found = table[first + (lane // ROW * ROW % self._row_bytes + entry)]
+                found = table[first + in_row(lane, entry, size)]
                 where = *here.at, i["o"] * size + lane
                 T.reads(made[where], weight, found)  # the index of the row, declared explicitly
                 T.writes(made[where])
