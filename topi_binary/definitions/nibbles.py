@@ -82,7 +82,7 @@ def row_bytes(size: int) -> int:
 
 
 def in_row(lane: Expr, entry: Expr, size: int) -> Expr:
-    """Return where a row has an entry for a lane; each sixteen lanes may have a copy of their own."""
+    """Return where a row has an entry for a lane; sixteen lanes may have a copy of their own."""
     return lane // ROW * ROW % row_bytes(size) + entry
 
 
