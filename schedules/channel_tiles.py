@@ -6,6 +6,7 @@ Each weight vector is loaded once per tile, and each data element is broadcast f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from bnncc.schedules.templates.channel_tiles import Group, groups
 from bnncc.schedules.templates.window import Segment, segments
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.definitions.taps import flattened
+from bnncc.topi_binary.kind import Convolution
 from bnncc.topi_binary.layout import LANES, blocks
 from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d
 
@@ -217,7 +219,7 @@ def tiles(
 
 def sums(
     sch: s_tir.Schedule, name: str, pair: TensorPair, at: Any, kw_inside: bool = True,
-    unroll: int = 1, order: str = "kow", rolled: bool = False,
+    unroll: int = 1, order: str = "kow", rolled: bool = False, spec: Convolution | None = None,
 ) -> None:  # fmt: skip
     """Schedule the sums of a tile.
 
@@ -239,23 +241,25 @@ def sums(
         Order of the unrolled loops, from the outside in: k (taps of a row), o (vectors) and w.
     rolled : bool, default False
         Whether the taps of a kernel row remain a loop.
+    spec : Convolution, optional
+        Spec whose taps inside the loop over words are ordered by `by_phase`.
     """
     # 3 stage: sums under a tile
     block = sch.get_sblock(name)
     sch.compute_at(block, at, preserve_unit_loops=True)
     # 2 tile: accumulators innermost in the reduction
     *_, w, o, kh, kw, c = sch.get_loops(block)
-    body = [{"k": kw, "o": o, "w": w}[axis] for axis in order]
+    taps, inside = [kw], []
+    if kw_inside:
+        taps, inside = [], [kw] if spec is None else by_phase(sch, kw, spec)
+    loops = {"k": inside, "o": [o], "w": [w]}
+    body = [loop for axis in order for loop in loops[axis]]
     if unroll > 1:
         c, part = sch.split(c, [None, unroll])
         body = [part, *body]
-    if not kw_inside:
-        body.remove(kw)
-    sch.reorder(*([kh, c] if kw_inside else [kh, kw, c]), *body)
+    sch.reorder(kh, *taps, c, *body)
     # 5 unroll
-    unrolled(
-        sch, [loop for loop in (*([kw] * (not kw_inside)), *body) if not (rolled and loop is kw)]
-    )
+    unrolled(sch, [loop for loop in (*taps, *body) if not (rolled and loop is kw)])
     if rolled:
         sch.annotate(kw, "pragma_loop_partition_hint", 1)
     init = sch.decompose_reduction(block, kh)
@@ -264,6 +268,20 @@ def sums(
     # 4 tensorize
     for product in sch.get_child_blocks(block):
         sch.tensorize(sch.get_loops(product)[-1], pair.register())
+
+
+def by_phase(sch: s_tir.Schedule, kw: Any, spec: Convolution) -> list[Any]:
+    """Split the loop over the taps of a kernel row, so that those a stride apart are neighbours.
+
+    These read the same data for neighbouring columns. LLVM keeps data that several taps read in
+    registers: with taps in order, most of the data of a tile, for which it spills accumulators.
+    """
+    stride, dilation = spec.strides[1], spec.dilations[1]
+    period = min(stride // math.gcd(stride, dilation), spec.kernel[1])
+    if period == 1:
+        return [kw]
+    step, phase = sch.split(kw, [None, period])
+    return [phase, step]
 
 
 def table(sch: s_tir.Schedule, name: str) -> None:

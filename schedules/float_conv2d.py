@@ -96,7 +96,7 @@ def _sums(sch: s_tir.Schedule, spec: Conv2d, cells: tuple[int, int], point: Poin
     vector, lane = sch.split(channel, [*cells])
     taps, body = [kw], [vector, column]
     if point["kw_inside"]:
-        taps, body = [], [kw, *body]
+        taps, body = [], [*channel_tiles.by_phase(sch, kw, spec), *body]
     if point["unroll"] > 1 and spec.channels_per_group % point["unroll"] == 0:
         c, part = sch.split(c, [None, point["unroll"]])
         body = [part, *body]

@@ -128,7 +128,7 @@ def conv2d(spec: Conv2d, target: TargetSpec, threads: int, point: Point) -> tirx
         for name, segment in ranges:
             rolled = looped and all(taps == every for taps in segment.taps)
             pair = written.pair(group)
-            _sums(sch, name, pair, kw_inside=inside, unroll=unroll, rolled=rolled)
+            _sums(sch, name, pair, kw_inside=inside, unroll=unroll, rolled=rolled, spec=spec)
     _pooled(sch, written.rows)
     return channel_tiles.bounded(sch.mod["main"])
 

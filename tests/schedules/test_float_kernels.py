@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +15,7 @@ from bnncc.targets import catalog
 from bnncc.topi_binary import reference
 from bnncc.topi_binary.build import input_types
 from bnncc.topi_binary.definitions import define
-from bnncc.topi_binary.spec import Conv2d, Elementwise, Pool2d, RowPool, Step, output_size
+from bnncc.topi_binary.spec import Conv2d, Elementwise, Pool2d, Step, output_size
 from bnncc.tuning.cases import make
 from tests.kernel_harness import (
     EMULATED,
@@ -323,15 +322,3 @@ def test_rows_shorter_than_a_tile_are_shared(target: str) -> None:
     ):
         text = str(schedules.schedule(define(spec), catalog.resolve(target), 2))
         assert spec.channels < 100 or "parallel" in text
-
-
-@pytest.mark.skipif("x86-64-v3" not in HERE, reason="reads the code of AVX2")
-@pytest.mark.parametrize(("kernel", "stride"), [(7, 2), (11, 4)])
-def test_sums_of_pooled_first_layers_stay_in_registers(kernel: int, stride: int) -> None:
-    window = {"kernel": (kernel, kernel), "strides": (stride, stride)}
-    spec = Conv2d(1, 65, 65, 3, 32, **window, steps=(Step("store"),), pool=RowPool((3, 3), (2, 2)))
-    target = catalog.resolve("x86-64-v3")
-    library = build({"main": schedules.schedule(define(spec), target)}, target)
-    code = library.mod.inspect_source("asm")
-    assert "vfmadd" in code
-    assert len(re.findall(r"vmov\S+\s+%ymm\d+, -?\d*\(%rsp", code)) < 5
