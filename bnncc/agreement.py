@@ -39,7 +39,7 @@ from bnncc.progress import phase
 from bnncc.recognise.dabnn import assume_dabnn
 from bnncc.runtime.accuracy import accuracy, first_batch
 from bnncc.runtime.artifact import Artifact
-from bnncc.runtime.compare import RELATIVE, differs, gap, largest, tolerance, within
+from bnncc.runtime.compare import RELATIVE, differs, gap, largest, overflows, tolerance, within
 from bnncc.runtime.runner import random_inputs
 from bnncc.runtime.selfcheck import Check
 from bnncc.transform.image import channel_axis
@@ -133,6 +133,7 @@ def verify(
     return {**report.with_old_keys(result), "accuracy": measured}
 
 
+@np.errstate(all="ignore")  # networks may overflow
 def _judged(case: _Case) -> dict[str, Any]:
     """Return what `verify` does, in new keys only."""
     runner = reference.Reference()
@@ -148,6 +149,43 @@ def _judged(case: _Case) -> dict[str, Any]:
     return {**other, "note": "; ".join(filter(None, (said, other["note"])))}
 
 
+class _Equality(NamedTuple):
+    """When two tensors of a model agree: integers exactly, floats but for rounding."""
+
+    coarse: Mapping[str, float]
+    """Tolerance of tensors that the model computes in half precision, of the largest value."""
+    finite: bool
+    """Whether inputs are finite. Sums that overflow are then not compared."""
+
+    def slack(self, name: str, wanted: Array) -> float:
+        """Return how far the values of a tensor may be apart, of its largest value."""
+        return tolerance(wanted, self.coarse.get(name, RELATIVE)) if is_float(wanted) else 0.0
+
+    def overflows(self, mine: Array, wanted: Array) -> Array:
+        """Return where values are not compared."""
+        if not self.finite or mine.shape != wanted.shape:
+            return np.zeros(wanted.shape, bool)
+        return overflows(mine, wanted)
+
+    def differ(self, name: str, mine: Array, wanted: Array) -> Array:
+        """Return where two tensors disagree."""
+        relative = self.coarse.get(name, RELATIVE)
+        return differs(mine, wanted, relative=relative) & ~self.overflows(mine, wanted)
+
+    def compared(self, name: str, mine: Array, wanted: Array) -> dict[str, Any]:
+        """Return the entry of a tensor in the result of `verify`."""
+        left = self.overflows(mine, wanted)
+        if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
+            difference = relative = float("inf")
+        else:
+            top, difference = largest(wanted), gap(np.where(left, wanted, mine), wanted)
+            relative = difference / top if top else difference
+        return {
+            "name": name, "max_abs_error": difference, "relative": relative,
+            "overflows": int(left.sum()), "passed": relative <= self.slack(name, wanted),
+        }  # fmt: skip
+
+
 class _Case(NamedTuple):
     """A model in the form that references run, an artifact, and inputs of both."""
 
@@ -161,8 +199,8 @@ class _Case(NamedTuple):
     """Inputs of the model."""
     pixels: dict[str, Array]
     """Those of `arrays` that are bytes of images."""
-    coarse: Mapping[str, float]
-    """Tolerance of outputs that the model computes in half precision."""
+    equal: _Equality
+    """When its tensors agree."""
 
     @classmethod
     def of(
@@ -184,17 +222,18 @@ class _Case(NamedTuple):
         _check_names(model, artifact)
         # This refuses what the reference would choke on.
         coarse = coarseness(load(model, input_shapes=shaped, max_dims=bounds))
+        equal = _Equality(coarse, all(map(_finite, arrays.values())))
         proto = read_model(model)
         feeds = {n: _pixels(uint8[n], a) if n in uint8 else a for n, a in arrays.items()}
         if transform is not None:
             feeds[transform.name] = _bits(transform, arrays[transform.name], proto)
         pixels = {n: a for n, a in arrays.items() if n in uint8}
-        return cls(model, proto, artifact, arrays, feeds, pixels, coarse)
+        return cls(model, proto, artifact, arrays, feeds, pixels, equal)
 
 
 def _against(runner: reference.Reference, case: _Case) -> dict[str, Any]:
     """Return what `verify` does, by one reference."""
-    model, proto, artifact, arrays, feeds, pixels, coarse = case
+    model, proto, artifact, arrays, feeds, pixels, equal = case
     failed = ""
     try:
         ours = artifact.run(arrays)
@@ -205,19 +244,19 @@ def _against(runner: reference.Reference, case: _Case) -> dict[str, Any]:
     first = Relaxed.of(options_of(artifact), proto, feeds, pixels)
     wanted = exact if first is None else first.run(proto, feeds)
     if first is not None:
-        coarse = coarseness(first.loaded(proto, feeds)[0])
-    outputs = [_compared(t.name, ours[t.name], wanted[t.name], coarse) for t in artifact.outputs]
-    deviation = [_compared(t.name, ours[t.name], exact[t.name], coarse) for t in artifact.outputs]
+        equal = equal._replace(coarse=coarseness(first.loaded(proto, feeds)[0]))
+    outputs = [equal.compared(t.name, ours[t.name], wanted[t.name]) for t in artifact.outputs]
+    deviation = [equal.compared(t.name, ours[t.name], exact[t.name]) for t in artifact.outputs]
 
     with phase("layers"):
-        layers, note = _layers(proto, artifact, feeds, runner, first, coarse)
+        layers, note = _layers(proto, artifact, feeds, runner, first, equal)
     kernels, missing, said = _kernels(model, artifact, arrays)
     ties: list[dict[str, Any]] = []
     for layer in layers:
         ties += [tie for tie in layer.pop("ties") if tie not in ties]  # several layers may read it
     inside = all(item["passed"] for item in (*layers, *kernels)) and not missing
     if inside:
-        outputs = _excused(outputs, ours, wanted, proto, feeds, artifact, first, coarse)
+        outputs = _excused(outputs, ours, wanted, proto, feeds, artifact, first, equal)
     verdict = _verdict(outputs, inside, bool(kernels))
     if verdict == "fail":
         _check_finite(artifact, arrays)
@@ -233,8 +272,19 @@ def _against(runner: reference.Reference, case: _Case) -> dict[str, Any]:
         "kernels": kernels,
         "ties": ties,
         "deviation": [] if first is None else deviation,
-        "note": "; ".join(filter(None, (failed, note, said, missing))),
+        "note": "; ".join(filter(None, (failed, note, said, missing, _left([*layers, *outputs])))),
     }
+
+
+def _left(items: Sequence[Mapping[str, Any]]) -> str:
+    """Say where sums overflow."""
+    over = {item["name"]: item["overflows"] for item in items if item["overflows"]}
+    if not over:
+        return ""
+    name, count = next(iter(over.items()))
+    more = f" and in {report.plural(len(over) - 1, 'tensor')} after it" if len(over) > 1 else ""
+    left = f"{report.plural(count, 'value')} of `{name}`{more}"
+    return f"sums overflow, so infinities and NaN are not compared: {left}"
 
 
 def _verdict(outputs: Sequence[Mapping[str, Any]], inside: bool, kernels: bool) -> str:
@@ -279,7 +329,7 @@ def _excused(
     feeds: Mapping[str, Array],
     artifact: Artifact,
     first: Relaxed | None,
-    coarse: Mapping[str, float],
+    equal: _Equality,
 ) -> list[dict[str, Any]]:
     """Add to each output that differs whether all that differs depends on a tie."""
     sure: Mapping[str, Array] = {}
@@ -295,8 +345,7 @@ def _excused(
             near = TIE * LOOSER.get(semantics["float_conv"], 1)
             sure = tied(graph, fed, near=near, zeros=semantics["sign_zero"] != "exact")
             sizes = magnitudes(graph, fed)
-        slack = coarse.get(name, RELATIVE)
-        off = differs(ours[name], wanted[name], relative=slack) & ~sure[name]
+        off = equal.differ(name, ours[name], wanted[name]) & ~sure[name]
         off &= ~within(ours[name], wanted[name], near * sizes[name][1])
         item["excused"] = not off.any()
     return outputs
@@ -380,7 +429,7 @@ def _layers(
     feeds: Mapping[str, Array],
     runner: reference.Reference,
     first: Relaxed | None,
-    coarse: Mapping[str, float],
+    equal: _Equality,
 ) -> tuple[list[dict[str, Any]], str]:
     """Compare each tensor between layers as we evaluate it with the reference."""
     unseen = first.data if first is not None else frozenset()
@@ -403,9 +452,7 @@ def _layers(
         judge: reference.Reference | Relaxed = runner
         if first is not None and (first.rounded or not feeds.keys().isdisjoint(part.leaves)):
             judge = first
-        layers.append(
-            _layer(part, values, bounds, judge, relaxed=no_zeros, near=near, coarse=coarse)
-        )
+        layers.append(_layer(part, values, bounds, judge, relaxed=no_zeros, near=near, equal=equal))
     return layers, ""
 
 
@@ -462,13 +509,13 @@ def _layer(
     *,
     relaxed: bool,
     near: float,
-    coarse: Mapping[str, float],
+    equal: _Equality,
 ) -> dict[str, Any]:
     """Compute one tensor from our values of those before it; `bounds` collects tie bounds."""
     name = part.tensor
     given = {leaf: values[leaf] for leaf in part.leaves}
     wanted = runner.run(part.model, given)[name]
-    result = _compared(name, values[name], wanted, coarse)
+    result = equal.compared(name, values[name], wanted)
     result["layer"] = part.node
     result["ties"] = []
     shaky = {leaf: b for leaf, b in bounds.items() if leaf in given and (b.any() or relaxed)}
@@ -482,11 +529,11 @@ def _layer(
             moved.append(runner.run(part.model, shifted)[name].astype(np.float64))
         low = np.minimum(np.minimum(*moved), wanted)
         high = np.maximum(np.maximum(*moved), wanted)
-        slack = tolerance(wanted, coarse.get(name, RELATIVE)) * max(largest(wanted), 1e-30)
+        slack = equal.slack(name, wanted) * max(largest(wanted), 1e-30)
         if wanted.shape == values[name].shape:
             mine = values[name].astype(np.float64)
-            off = (mine < low - slack) | (mine > high + slack)
-            result["passed"] = not off.any() and not np.isnan(mine).any()
+            off = ~((mine >= low - slack) & (mine <= high + slack))
+            result["passed"] = not (off & ~equal.overflows(values[name], wanted)).any()
         crossed = (high - low) > 2 * slack
         if crossed.any():
             result["ties"] = [
@@ -500,7 +547,7 @@ def _layer(
         size = magnitudes(graph, fed)[name][1] if name in graph.outputs else np.zeros(())
         bounds[name] = np.broadcast_to(near * size, values[name].shape)
     if not result["passed"] and wanted.shape == values[name].shape and name in graph.outputs:
-        off = differs(values[name], wanted, relative=coarse.get(name, RELATIVE))
+        off = equal.differ(name, values[name], wanted)
         if name in bounds:
             off &= ~within(values[name], wanted, bounds[name])
         if off.any():  # a tie within this part
@@ -526,19 +573,6 @@ def _tie(tensor: str, values: Array, bound: Array, crossed: Array, relaxed: bool
         tie.update(index=list(index), value=float(values[index]), bound=float(bound[index]))
         tie["examples"] = [[int(i) for i in row] for row in where[:_EXAMPLES]]
     return tie
-
-
-def _compared(name: str, mine: Array, wanted: Array, coarse: Mapping[str, float]) -> dict[str, Any]:
-    """Compare two tensors: integers and truth values exactly, floats to `RELATIVE` or `coarse`."""
-    if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
-        difference = relative = float("inf")
-        right = False
-    else:
-        top, difference = largest(wanted), gap(mine, wanted)
-        relative = difference / top if top else difference
-        near = tolerance(wanted, coarse.get(name, RELATIVE)) if is_float(mine) else 0.0
-        right = relative <= near
-    return {"name": name, "max_abs_error": difference, "relative": relative, "passed": right}
 
 
 def _bits(transform: InputTransform, image: Array, model: onnx.ModelProto) -> Array:

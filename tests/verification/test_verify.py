@@ -475,6 +475,35 @@ def test_inputs_that_are_not_finite_are_no_verdict() -> None:
         verify.verify(net, compile_model(net, CompileOptions()), {"x": x})
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning", "ignore:outputs overflow")
+def test_sums_that_overflow_are_not_compared() -> None:
+    """Their infinities depend on the order; numbers beside them are compared."""
+    rng = np.random.default_rng(0)
+    node = helper.make_node
+    nodes = [node("MatMul", ["x", "w"], ["m"]), node("Relu", ["m"], ["r"]),
+             node("MatMul", ["r", "v"], ["y"])]  # fmt: skip
+    weights = {
+        "w": rng.standard_normal((64, 64)) * 3e37, "v": rng.standard_normal((64, 10)),
+    }  # fmt: skip
+    net, artifacts = model(nodes, [4, 64], ["y"], **weights), []
+    for factor in (1, 2):
+        other = {
+            "w": weights["w"],
+            "v": np.append(weights["v"][:, :9], weights["v"][:, 9:] * factor, 1),
+        }
+        artifacts.append(
+            compile_model(model(nodes, [4, 64], ["y"], **other), CompileOptions(threads=1))
+        )
+    small = np.full((4, 64), 1e-2, np.float32)
+    small[1] = rng.standard_normal(64)
+    for rows, overflows in ((small, True), (np.full((4, 64), 1e-2, np.float32), False)):
+        right, wrong = (verify.verify(net, artifact, {"x": rows}) for artifact in artifacts)
+        assert right["verdict"] == "pass", verify.text(right)
+        assert ("sums overflow" in right["note"]) == overflows
+        assert any(layer["overflows"] for layer in right["layers"]) == overflows
+        assert wrong["verdict"] == "fail"
+
+
 def parsed(body: str, ir: int = 9) -> onnx.ModelProto:
     return onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : 17]> g {body}')
 

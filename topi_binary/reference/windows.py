@@ -40,6 +40,7 @@ def taps(spec: Windowed, padded: Array) -> Iterator[tuple[int, int, Array]]:
         yield i, j, padded[:, rows, columns][:, :height, :width]
 
 
+@np.errstate(all="ignore")  # networks may overflow
 def products(spec: Convolution, padded: Array, weight: Array) -> Array:
     """Return sums of products of padded data and OHWI weights, in the type of the weights."""
     depth, per_group = weight.shape[3], spec.out_channels // spec.groups
