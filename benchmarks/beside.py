@@ -181,7 +181,7 @@ class Checkout:
 def networks(only: str) -> Iterator[tuple[str, onnx.ModelProto]]:
     """Yield the networks of the benchmarks, and layers as networks of one."""
     from few_bit import GOALS, Problem
-    from layers import NINE, RAGGED
+    from layers import FEW, NINE, RAGGED
     from networks import NETWORKS, Builder
 
     def one(shape: tuple[int, ...], *, binary: bool) -> onnx.ModelProto:
@@ -191,7 +191,7 @@ def networks(only: str) -> Iterator[tuple[str, onnx.ModelProto]]:
             return builder.model(builder.binary_conv(builder.input, out, kernel, stride, 1.0)[0])
         return builder.model(builder.conv(builder.input, out, kernel, stride)[0])
 
-    for shape in (*NINE, *RAGGED):
+    for shape in (*NINE, *RAGGED, *FEW):
         yield f"binary {shape}", one(shape, binary=True)
     for pair in GOALS:
         for shape in NINE[3:]:

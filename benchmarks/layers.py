@@ -59,6 +59,15 @@ RAGGED = [
 ]
 """Channels that fill no word, widths that no tile divides."""
 
+FEW = [
+    (1, 28, 32, 3, 1),
+    (3, 96, 32, 5, 1),
+    (3, 224, 64, 7, 2),
+    (8, 56, 64, 3, 2),
+    (16, 56, 64, 3, 1),
+]
+"""Few channels: first layers of images that were made bits, the second of them Khan's."""
+
 POINTWISE = [
     (32, 112, 64, 1, 1),
     (64, 56, 128, 1, 1),
@@ -71,7 +80,7 @@ POINTWISE = [
 BIREAL = [(64, 56, 64, 3, 1), (128, 28, 128, 3, 1), (256, 14, 256, 3, 1), (512, 7, 512, 3, 1)]
 """With the float epilogue of Bi-Real-Net: affine, residual, store, next layer's bits."""
 
-SETS = ("nine", "ragged", "pointwise", "float", "ternary")
+SETS = ("nine", "ragged", "few", "pointwise", "float", "ternary")
 
 THRESHOLD = (Step("threshold"),)
 FLOAT = (Step("affine"), Step("add"), Step("store"), Step("bits"))
@@ -184,8 +193,9 @@ def layers(which: str) -> list[Layer]:
             for value, note in ((0, "pad 0"), (1, "pad +1"))
             for shape in shapes
         ]
-    if which == "pointwise":
-        return [make(shape, 0, THRESHOLD, "bits") for shape in POINTWISE]
+    if which in ("few", "pointwise"):
+        shapes = FEW if which == "few" else POINTWISE
+        return [make(shape, 0, THRESHOLD, "bits") for shape in shapes]
     if which == "ternary":
         plain = [make(shape, 0, THRESHOLD, "one plane") for shape in NINE]
         return plain + [

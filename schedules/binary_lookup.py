@@ -78,7 +78,7 @@ def pays(spec: BinaryConv2d) -> bool:
         return False
     if not byte_sums.fits(spec):
         return False
-    if spec.kernel[1] * nibbles.NIBBLES > nibbles.MAX_LOOKUPS:
+    if spec.kernel[1] * nibbles.per_word(spec) > nibbles.MAX_LOOKUPS:
         return False
     many = spec.images if spec.rank == 2 else spec.output_hw[0] * spec.output_hw[1]
     return many >= MIN_PIXELS and spec.out_channels >= MIN_CHANNELS
@@ -316,7 +316,8 @@ def _divides(spec: BinaryConv2d, size: int, vectors: int) -> bool:
 
 def _stays(spec: BinaryConv2d, target: TargetSpec, lanes: int) -> bool:
     """Return whether the weights of a tile stay in the L1 cache, beside the table."""
-    weights = layout.words(spec.channels // spec.groups) * nibbles.NIBBLES * spec.window_size
+    words = layout.words(spec.channels_per_group)
+    weights = words * nibbles.per_word(spec) * spec.window_size
     return weights * lanes + nibbles.table_bytes(NIBBLE_LANES) <= target.l1_bytes * 3 // 4
 
 

@@ -7,9 +7,9 @@ into tiles that differ by at most one column. Tiles that touch the border have c
 which the tests for taps outside the image fold away; those between run as one loop.
 
 The rule schedules the definition that it is given or another form of it: to count three taps at
-once, or to add the popcounts of several words as bytes where bits are counted in bytes. Data that
-may hold exact zeros are scanned first; if there are none, a copy without zero planes runs,
-otherwise compact code that handles them.
+once, words that hold several taps of few channels, or to add the popcounts of several words as
+bytes where bits are counted in bytes. Data that may hold exact zeros are scanned first; if there
+are none, a copy without zero planes runs, otherwise compact code that handles them.
 
 Without vector instructions there is no tile: loops over lanes (`portable`) are smaller and as fast.
 """
@@ -46,7 +46,7 @@ from bnncc.schedules.templates.window import Segment, image, segments, taps_insi
 from bnncc.schedules.weight_order import weight_orders
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout, sliced_data
-from bnncc.topi_binary.definitions import carry_save, define
+from bnncc.topi_binary.definitions import carry_save, define, folded
 from bnncc.topi_binary.definitions.binary_conv2d import WORDS, counts_words
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.spec import BinaryConv2d, zero_planes
@@ -95,10 +95,10 @@ DIVIDED = ("", "rows", "blocks")
 ZEROS = "zeros", "zeros_last"
 """Blocks of a definition that count zeros."""
 
-TABLES = "ones", "ones_last", "starts"
+TABLES = "ones", "ones_last", "starts", folded.WEIGHT, f"{folded.WEIGHT}_last"
 """Blocks of a definition that are computed before all others."""
 
-SHARED = (*TABLES, *epilogue.BLOCKS)
+SHARED = (*TABLES, folded.DATA, *epilogue.BLOCKS)
 """Blocks whose tensors all ranges share."""
 
 ORDERS = "nhwo", "nhow", "onhw"
@@ -126,6 +126,7 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
         "vectors": range(1, min(full, MAX_VECTORS) + 1),
         "order": range(len(ORDERS)) if full > 1 else (0,),
         "carry_save": (0, 1) if threed else (0,),
+        "folded": (0, 1) if folded.fits(spec) else (0,),
         "rolled": (0, 1) if spec.kernel[1] > 1 else (0,),
         "unroll": _unrolled(spec, target),
     }
@@ -138,8 +139,11 @@ def space(spec: BinaryConv2d, target: TargetSpec, threads: int) -> Space:
 
     def fits(point: Point) -> bool:
         tile = point["columns"] * point["vectors"]
-        body = tile * point["unroll"] * (1 if point["rolled"] else spec.kernel[1])
+        single = point["rolled"] or point["folded"]
+        body = tile * point["unroll"] * (1 if single else spec.kernel[1])
         if point["carry_save"] and (point["rolled"] or point["unroll"] > 1):
+            return False
+        if point["folded"] and (point["rolled"] or point["carry_save"] or point["unroll"] > 1):
             return False
         return tile * (1 + point["carry_save"]) <= registers and body <= MAX_UNROLLED
 
@@ -175,6 +179,8 @@ def apply(
     counted = func
     if point["carry_save"]:
         counted = ranges.with_parameters(define(spec, carry_save.FORM), func)
+    elif point["folded"]:
+        counted = ranges.with_parameters(define(spec, folded.FORM), func)
     elif (words := _together(spec, target, point)) > 1:
         counted = ranges.with_parameters(define(spec, f"{WORDS}{words}"), func)
     counted = nchw.held(counted, flat, _rows(flat, target, point))
@@ -211,6 +217,8 @@ def _ordinary(
         return ranges.joined(parts, 0)
     if point["carry_save"] and order[0] == "o":
         parts.append(_xors(func, divided))
+    if point["folded"]:
+        parts += _folded(func, flat)
     rows = _rows(flat, target, point)
     row = order[: 1 + max(order.index(axis) for axis in divided or "nh")]
     for group in groups(flat.out_channels, point["vectors"], apart=True):
@@ -233,6 +241,18 @@ def _xors(func: tirx.PrimFunc, divided: str) -> tirx.PrimFunc:
     if divided:
         sch.parallel(sch.fuse(n, h))
     return sch.mod["main"]
+
+
+def _folded(func: tirx.PrimFunc, spec: BinaryConv2d) -> list[tirx.PrimFunc]:
+    """Schedule the words of each output column: vectors of columns with the same taps inside."""
+    made = []
+    for segment in segments(spec, 1):
+        sch = s_tir.Schedule(ranges.part(func, {folded.DATA: {2: segment.columns}}, SHARED))
+        *_, w, word = sch.get_loops(folded.DATA)
+        sch.reorder(word, w)
+        sch.unroll(word)
+        made.append(sch.mod["main"])
+    return made
 
 
 def _rows(spec: BinaryConv2d, target: TargetSpec, point: Point) -> int:
@@ -295,7 +315,7 @@ def _tiles(
         sch.parallel(sch.fuse(*shared))
     for loop in (column, vector):
         sch.unroll(loop)
-    _sums(sch, sums, spec, target, point)
+    _sums(sch, sums, folded.of_columns(spec) if point["folded"] else spec, target, point)
     epilogue.vectorize(sch, sch.get_sblock(out), spec.out_channels, target)
     return channel_tiles.bounded(sch.mod["main"])
 
@@ -367,7 +387,10 @@ def _tables(func: tirx.PrimFunc) -> list[tirx.PrimFunc]:
         if name not in TABLES:
             continue
         sch = s_tir.Schedule(ranges.part(func, {name: {}}, SHARED))
-        channel_tiles.table(sch, name)
+        if name.startswith(folded.WEIGHT):
+            sch.vectorize(sch.get_loops(name)[-1])
+        else:
+            channel_tiles.table(sch, name)
         made.append(sch.mod["main"])
     return made
 
@@ -387,7 +410,8 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
     width = channel_tiles.MOST_ROWS if channel_tiles.any_rows(spec) else image(spec)[2]
     columns, vectors = _tile(spec, target, *_budgets(spec, target), width)
     weight_bytes = _weight_bytes(spec)
-    rolled = not carry_save and spec.kernel[1] * columns * vectors > MAX_UNROLLED
+    folds = folded.fits(spec)
+    rolled = not (carry_save or folds) and spec.kernel[1] * columns * vectors > MAX_UNROLLED
     unroll = max(_unrolled(spec, target)) if _counts_bytes(spec, target) else 1
     if unroll > 1:  # words to count are enough to do, so a larger tile only takes registers
         columns, vectors, rolled = 1, 1, spec.kernel[1] > 1
@@ -396,6 +420,7 @@ def choose(spec: BinaryConv2d, target: TargetSpec) -> dict[str, int]:
         "vectors": vectors,
         "order": 2 if weight_bytes > target.l2_bytes // 2 or nchw.results(spec) else 0,
         "carry_save": int(carry_save),
+        "folded": int(folds),
         "rolled": int(rolled),
         "unroll": unroll,
     }

@@ -88,6 +88,7 @@ def _on_gpu(spec: BinaryConv2d, target: TargetSpec) -> tuple[str, ...]:
 def _on_cpu(spec: BinaryConv2d, target: TargetSpec) -> str:
     from bnncc.schedules import binary_lookup, binary_neon, tile_choice
     from bnncc.topi_binary import sliced_data
+    from bnncc.topi_binary.definitions import folded
 
     if sliced_data.fits(spec) and in_slices(spec.channels_per_group, target):
         return sliced_data.ORDER
@@ -98,7 +99,7 @@ def _on_cpu(spec: BinaryConv2d, target: TargetSpec) -> str:
         chosen = tile_choice.ORDER
     elif target.popcount == "lookup" and binary_lookup.pays(spec):
         chosen = "nibbles"
-    elif target.popcount in ("neon", "neon-dot"):
+    elif target.popcount in ("neon", "neon-dot") and not folded.fits(spec):
         chosen = binary_neon.order(spec)
     return chosen or "words"
 

@@ -14,7 +14,7 @@ from bnncc.topi_binary.spec import Spec
 
 CHOICES = (
     "columns", "vectors", "order", "carry_save", "rolled", "unroll", "bytes", "tiles", "kw_inside",
-    "rows_outside", "rows", "divide", "chunks", "flat",
+    "rows_outside", "rows", "divide", "chunks", "flat", "folded",
 )  # fmt: skip
 """All choices of any rule; those that a kernel lacks are 0."""
 

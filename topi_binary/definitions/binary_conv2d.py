@@ -10,7 +10,7 @@ from typing import Any
 from tvm.tirx.script import builder as T
 
 from bnncc.topi_binary import borders, layout, sliced_data
-from bnncc.topi_binary.definitions import byte_products, byte_sums, carry_save, nibbles
+from bnncc.topi_binary.definitions import byte_products, byte_sums, carry_save, folded, nibbles
 from bnncc.topi_binary.definitions.binary_operands import Operands, Sums, ones, operands, vectors
 from bnncc.topi_binary.definitions.blocks import (
     Buffer,
@@ -56,8 +56,9 @@ def binary_conv2d(operator: Operator, spec: BinaryConv2d, form: str = "") -> Non
 
     ``start`` is the contribution of the taps outside the image; the sum runs over the taps inside.
     The form selects how bits are counted: word by word (default), several words of a pixel at once
-    (`WORDS`), three taps at once (`carry_save.FORM`), in vectors of bytes (`byte_sums.FORM`), by
-    table lookup (`nibbles.FORM`) or as dot products of bytes (`byte_products.FORM`).
+    (`WORDS`), several taps per word (`folded.FORM`), three taps at once (`carry_save.FORM`), in
+    vectors of bytes (`byte_sums.FORM`), by table lookup (`nibbles.FORM`) or as dot products of
+    bytes (`byte_products.FORM`).
     """
     if (flat := flattened(spec, byte_products.columns_of(form))) is not spec:
         operator.reshape(spec := flat)
@@ -72,8 +73,8 @@ def binary_conv2d(operator: Operator, spec: BinaryConv2d, form: str = "") -> Non
     elif bytewise:
         acc = _of_bytes(met, operator.n, form)
     else:
-        start = _outside(met, params.pop(0) if spec.per_image and spec.mode == "and" else None)
-        acc = _of_words(met, operator.n, start, form)
+        given = params.pop(0) if spec.per_image and spec.mode == "and" else None
+        acc = _of_words(met, operator.n, given, form)
     extents = (operator.n, *spec.output_hw, spec.out_channels)
     epilogue(
         operator, spec.steps, params, Pixels(extents, spec.rank), acc=acc,
@@ -82,12 +83,15 @@ def binary_conv2d(operator: Operator, spec: BinaryConv2d, form: str = "") -> Non
     )  # fmt: skip
 
 
-def _of_words(met: Operands, n: Expr, start: Callable[..., Expr], form: str) -> list[Start]:
+def _of_words(met: Operands, n: Expr, given: Buffer | None, form: str) -> list[Start]:
     """Write the accumulator as a sum of popcounts of words."""
+    columns = form.startswith(folded.FORM)
+    start = _outside(met, given, counted=columns)
     if form == carry_save.FORM:
         return _written(met.spec, n, _whole(met, n, carry_save.summed(met, n, start)))
-    together = int(form.removeprefix(WORDS) or 1)
-    sums = _summed("sum", met, n, start, Operands.count, together)
+    counted = folded.operands(met, n) if columns else met
+    together = int(form.removeprefix(folded.FORM if columns else WORDS) or 1)
+    sums = _summed("sum", counted, n, start, Operands.count, together)
     if met.zero is None and met.weight_zero is None and not met.spec.doubled:
         return [stored(sums)]
     whole = _whole(met, n, lambda n, h, w, o, lane: sums[n, h, w, o * LANES + lane])
@@ -153,21 +157,24 @@ def _of_rows(met: Operands, first: int, count: int) -> Callable[..., Expr]:
     return term
 
 
-def _outside(met: Operands, given: Buffer | None, sums: Sums | None = None) -> Callable[..., Expr]:
+def _outside(
+    met: Operands, given: Buffer | None, sums: Sums | None = None, counted: bool = False
+) -> Callable[..., Expr]:
     """Return the initial value of the sums: the contribution of the taps outside the image.
 
     In mode ``and``, ``popcount(d) - 2 * popcount(d & w) == popcount(d ^ w) - popcount(w)``. So the
     popcount of all weights is subtracted from the initial value, and pixels outside are words of
     zeros. With zero padding, a tap outside counts half of the channels; if their number is odd, the
-    contribution is added at the end instead, see `_whole`. If `sums` includes the columns outside
-    the image (as words of zeros), what they counted is subtracted here.
+    contribution is added at the end instead, see `_whole`. If sums include the columns outside the
+    image (as words of zeros), according to `counted` or `sums`, what they counted is subtracted.
     """
     spec, depth = met.spec, met.depth
     if given is not None:
         return lambda n, h, w, o, lane: given[n, o * LANES + lane]
     half = spec.mode == "xor" and (spec.pad_value == 0 or not leaves_image(spec))
     half_depth = 0 if depth % 2 else depth // 2
-    if half and (sums is None or not sums.count_columns_outside):
+    counted = counted or (sums is not None and sums.count_columns_outside)
+    if half and not counted:
         return lambda n, h, w, *_: taps_outside(spec, h, w) * half_depth
     bits_of = _weight_bits(met) if sums is None else sums.weight_bits()
     firsts = [borders.classes(spec, axis) for axis in (0, 1)]
@@ -178,9 +185,9 @@ def _outside(met: Operands, given: Buffer | None, sums: Sums | None = None) -> C
         bits = bits_of[tuple([*at, o * LANES + lane])]
         outside = T.int32(half_depth) if half else depth - bits if spec.pad_value > 0 else bits
         rows, columns = (in_class(spec, axis, (row, column)[axis], at[axis]) for axis in (0, 1))
-        beside = outside if sums is None else outside - bits
-        counted = T.if_then_else(rows, T.if_then_else(columns, T.int32(0), beside), outside)
-        return total + (counted - bits if spec.mode == "and" else counted)
+        beside = outside - bits if counted else outside
+        added = T.if_then_else(rows, T.if_then_else(columns, T.int32(0), beside), outside)
+        return total + (added - bits if spec.mode == "and" else added)
 
     accumulate("starts", starts, classes, spec.kernel, T.int32(0), tap)
     inner = [borders.inner_class(spec, axis) for axis in (0, 1)]
@@ -188,7 +195,7 @@ def _outside(met: Operands, given: Buffer | None, sums: Sums | None = None) -> C
     def start(n: Expr, h: Expr, w: Expr, o: Expr, lane: Expr) -> Expr:
         kinds = border_class(firsts[0], h), border_class(firsts[1], w)
         value = starts[tuple([*kinds, o, lane])]
-        if spec.mode == "and" or None in inner or sums is None:
+        if spec.mode == "and" or None in inner or (sums is None and not counted):
             return value
         return T.Select(T.And(kinds[0] == inner[0], kinds[1] == inner[1]), T.int32(0), value)
 

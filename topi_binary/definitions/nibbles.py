@@ -91,6 +91,11 @@ def table_bytes(size: int) -> int:
     return KINDS * KINDS * row_bytes(size)
 
 
+def per_word(spec: BinaryConv2d) -> int:
+    """Return the nibbles of a word that are looked up: fewer if one word has all channels."""
+    return min(NIBBLES, layout.blocks(spec.channels_per_group, 4))
+
+
 class NibbleSums(Sums):
     """Sums in a form that begins with `FORM`: popcounts by table lookup."""
 
@@ -107,17 +112,21 @@ class NibbleSums(Sums):
         self._step = 1 if self.spec.kernel[1] > 1 else PIXELS * self.spec.strides[1]
         self._across = layout.blocks(self._laid.width, self._step)
         fitting = [c for c in range(1, met.words + 1) if met.words % c == 0]
-        taps = self.spec.kernel[1] * NIBBLES
+        self._used = per_word(met.spec)
+        taps = self.spec.kernel[1] * self._used
         # Words, of each tap of a kernel row, that are accumulated in bytes.
         chunk = max((c for c in fitting if taps * c <= MAX_LOOKUPS), default=1)
         (rows, columns), pairs = self.spec.kernel, layout.blocks(self.spec.output_hw[1], PIXELS)
         self._pixel = {"n": n, "h": self.spec.output_hw[0], "w": pairs}
         self._turns = {"plane": self._planes, "kh": rows, "turn": met.words // chunk}
         # Lookups of three taps are added first, or those of three nibbles of a word: 3, 3 and 2.
-        self._of_taps = columns % FEW == 0
+        # With few channels, those of three nibbles of a kernel row.
+        self._of_taps = columns % FEW == 0 and self._used == NIBBLES
         self._steps = {"kw": columns, "c": chunk, "part": layout.blocks(NIBBLES, FEW)}
         if self._of_taps:
             self._steps = {"kw": columns // FEW, "c": chunk * NIBBLES, "part": 1}
+        elif self._used < NIBBLES:
+            self._steps = {"kw": 1, "c": 1, "part": layout.blocks(columns * self._used, FEW)}
 
     def weight_bits(self) -> Buffer:
         """Write the popcount of each tap's weights, by kernel row, kernel column and channel."""
@@ -274,6 +283,10 @@ class NibbleSums(Sums):
             here = Window(made, [i[axis] for axis in spatial], i["o"] * size, size)
             if self._of_taps:
                 kw, nibble, test = i["kw"] * FEW + i["i"], i["c"], None
+            elif self._used < NIBBLES:
+                number, count = i["part"] * FEW + i["i"], self.spec.kernel[1] * self._used
+                test, number = number < count, T.min(number, int64(count - 1))
+                kw, nibble = number // self._used, number % self._used
             else:
                 number = i["part"] * FEW + i["i"]
                 kw, test = i["kw"], number < NIBBLES
