@@ -39,7 +39,16 @@ from bnncc.progress import phase
 from bnncc.recognise.dabnn import assume_dabnn
 from bnncc.runtime.accuracy import accuracy, first_batch
 from bnncc.runtime.artifact import Artifact
-from bnncc.runtime.compare import RELATIVE, differs, gap, largest, overflows, tolerance, within
+from bnncc.runtime.compare import (
+    RELATIVE,
+    apart,
+    differs,
+    gap,
+    largest,
+    overflows,
+    tolerance,
+    within,
+)
 from bnncc.runtime.runner import random_inputs
 from bnncc.runtime.selfcheck import Check
 from bnncc.transform.image import channel_axis
@@ -162,10 +171,10 @@ class _Equality(NamedTuple):
         return tolerance(wanted, self.coarse.get(name, RELATIVE)) if is_float(wanted) else 0.0
 
     def overflows(self, mine: Array, wanted: Array) -> Array:
-        """Return where values are not compared."""
+        """Return where values differ but do not count."""
         if not self.finite or mine.shape != wanted.shape:
             return np.zeros(wanted.shape, bool)
-        return overflows(mine, wanted)
+        return overflows(mine, wanted) & (apart(mine, wanted) != 0)
 
     def differ(self, name: str, mine: Array, wanted: Array) -> Array:
         """Return where two tensors disagree."""
