@@ -83,6 +83,7 @@ RUNS = (
     Run("tile_layers", "tile_layers"),
     Run("few_bit", "few_bit"),
     Run("transformers", "transformers"),
+    Run("weight_codes", "weight_codes"),
     Run("whole_transformers", "whole_transformers"),
     Run("symbolic_sizes", "symbolic_sizes"),
     Run("networks", "whole_networks"),

@@ -661,10 +661,10 @@ def _plan(
     bands = band_rows or [0] * len(network.calls)
     for call, used, rows in zip(network.calls, activations.calls, bands, strict=True):
         covers = next(ours).covers if call.spec else ()
-        made_by.update(dict.fromkeys(covers, call.name))
         args = tuple(report.KernelArg(shape, dtype) for shape, dtype in call.args)
         total = sum(macs.get(c, 0) for c in covers)
         spec = from_json(call.spec) if call.spec else None
+        made_by.update(dict.fromkeys(covers, (call.name, spec.code_bits if spec else 0)))
         scratch = workspace.get(call.name, 0)
         estimate = estimated(network.module[call.name], spec, made.target)
         kernels.append(
@@ -683,12 +683,12 @@ def _plan(
     binary = {
         n.inputs[n.attrs["spec"].weight_position]
         for n in physical.nodes
-        if n.op == KERNEL and n.attrs["spec"].exact
+        if n.op == KERNEL and (n.attrs["spec"].exact or n.attrs["spec"].code_bits)
     }
     sizes = {name: value.nbytes for name, value in physical.constants.items()}
     binary_bytes = sum(size for name, size in sizes.items() if name in binary)
     return report.Plan(
-        tuple(replace(layer, kernel=made_by.get(layer.name, "")) for layer in network.layers),
+        tuple(layer.of_kernel(*made_by.get(layer.name, ("",))) for layer in network.layers),
         tuple(kernels),
         activations.arena,
         binary_bytes,

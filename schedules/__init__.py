@@ -127,6 +127,15 @@ def uses_tiles(spec: Conv2d, target: TargetSpec) -> bool:
     return tile_choice.pays(spec, target)
 
 
+def reads_codes(spec: Conv2d, target: TargetSpec | None) -> bool:
+    """Return whether the kernel of a float layer can read its weights as codes."""
+    from bnncc.topi_binary.definitions.taps import flattened
+
+    plain = spec.method == "direct" and spec.operands == "float32" and spec.groups == 1
+    rows = spec.rank == 2 or flattened(spec) is not spec
+    return plain and rows and target is not None and target.kind != "cuda"
+
+
 def with_three_terms(spec: Conv2d, target: TargetSpec | None) -> Conv2d:
     """Return `spec` with bfloat16 operands in three terms, if that is faster."""
     from bnncc.schedules import tile_choice
@@ -150,6 +159,7 @@ __all__ = [
     "UnfitPoint",
     "dot_product_missing",
     "in_slices",
+    "reads_codes",
     "schedule",
     "space_of",
     "uses_tiles",

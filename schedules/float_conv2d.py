@@ -5,11 +5,16 @@ depthwise layers, each lane loads its own element. The sums of a tile stay in re
 whole reduction and go directly to the epilogue. Ranges of columns with the same taps inside the
 image are scheduled separately: rows outside the image are excluded by the bounds of a loop, columns
 by conditions that are constant within the range.
+
+Weights that are codes become floats where they are multiplied, if there is one tile of columns;
+otherwise once for all tiles, in memory that the L2 cache holds.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
+from typing import Any
 
 from tvm import s_tir, tirx
 
@@ -19,6 +24,7 @@ from bnncc.schedules import (
     generic,
     multithreading,
     nchw,
+    ranges,
     tile_choice,
 )
 from bnncc.schedules.float_layers import single_vectors
@@ -27,14 +33,16 @@ from bnncc.schedules.space import Point
 from bnncc.schedules.templates.channel_tiles import Group
 from bnncc.schedules.templates.window import Segment
 from bnncc.targets.spec import TargetSpec
+from bnncc.topi_binary.definitions.conv2d import CODED
 from bnncc.topi_binary.definitions.taps import flattened
-from bnncc.topi_binary.layout import LANES
+from bnncc.topi_binary.layout import LANES, WORD_BITS
 from bnncc.topi_binary.spec import Conv2d
 
 
 def writes_nchw(spec: Conv2d, target: TargetSpec) -> bool:
     """Return whether the kernel of `spec` writes NCHW results itself."""
-    if spec.method != "direct" or spec.pool is not None or tile_choice.pays(spec, target):
+    flat = spec.method == "direct" and spec.pool is None and not spec.code_bits
+    if not flat or tile_choice.pays(spec, target):
         return False
     plain = spec.operands == "float32" or spec.apart
     return plain and nchw.fits(spec, target)
@@ -60,11 +68,12 @@ def direct(
         # One long row of pixels has too few channel tiles for some numbers of threads.
         blocks = spec.images * -(-spec.out_channels // (LANES * vectors))
         long = spec.rank == 4 and (flat.height, flat.width) != (spec.height, spec.width)
-        divided = 4 if long and not multithreading.balanced(blocks, threads) else 3
+        by_tile = long and not spec.code_bits and not multithreading.balanced(blocks, threads)
+        divided = 4 if by_tile else 3
     rule = partial(_tiles, flat, target, point, divided)
     return channel_tiles.ranged(
         func, flat, target, point, rule, vectors, divided, apart=not flat.shared,
-        single=single_vectors(spec, target),
+        single=single_vectors(spec, target), fixed=(CODED,),
     )  # fmt: skip
 
 
@@ -79,15 +88,37 @@ def _tiles(
     columns, _ = channel_tiles.axes(group, segment)
     channels = (group.first * LANES, group.count * vectors * lanes)
     cut: dict[str, Bounds] = {"operand": {}, "sum": {2: columns, 3: channels}}
+    cut |= {CODED: {1: channels}} if spec.code_bits else {}
     # 2 tile
     sch, outer = channel_tiles.tiles(func, cut, group, segment, point, rows)
     # 3 stage
     sch.compute_at("sum", outer[-1], preserve_unit_loops=True)
+    if spec.code_bits:
+        _weights(sch, spec, outer[-2], segment, (vectors, lanes))
     # 5 vectorize, unroll, parallel
     if divided:
         sch.parallel(sch.fuse(*outer[:divided]))
     _sums(sch, spec, (vectors, lanes), point)
-    return channel_tiles.finished(sch, spec.out_channels, target)
+    made = channel_tiles.finished(sch, spec.out_channels, target)
+    return ranges.unless_empty(made, segment.tiles) if spec.code_bits else made
+
+
+def _weights(
+    sch: s_tir.Schedule, spec: Conv2d, at: Any, segment: Segment, cells: tuple[int, int]
+) -> None:
+    """Look up weights that are codes."""
+    several = not isinstance(segment.tiles, int) or segment.tiles > 1
+    if segment.width == 1 or not several:
+        sch.compute_inline(CODED)
+        return
+    sch.compute_at(CODED, at, preserve_unit_loops=True)
+    *_, number, channel = sch.get_loops(CODED)
+    vector, lane = sch.split(channel, [*cells])
+    # With the codes of a word unrolled, tests are for constants.
+    number, inside = sch.split(number, [None, math.gcd(spec.taps, WORD_BITS // spec.code_bits)])
+    sch.reorder(vector, number, inside, lane)
+    channel_tiles.in_registers(sch, [inside, lane])
+    sch.annotate(vector, ranges.WHERE_ANY, 1)
 
 
 def _sums(sch: s_tir.Schedule, spec: Conv2d, cells: tuple[int, int], point: Point) -> None:

@@ -19,7 +19,7 @@ from bnncc.schedules.space import Point, Space, powers, space, tile_sizes
 from bnncc.schedules.templates import filtered_conv2d, float_conv2d, quantized_conv2d
 from bnncc.schedules.templates.line_buffer import Rows
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary import filtering, layout, quantization
+from bnncc.topi_binary import filtering, layout, quantization, weight_codes
 from bnncc.topi_binary.definitions.taps import flattened
 from bnncc.topi_binary.spec import Conv2d
 
@@ -261,6 +261,8 @@ def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
     elif width < budget // 2:
         vectors = single_vectors(spec, target, width)
     columns = 1 if target.scalar else max(1, budget // vectors)
+    if spec.code_bits and not target.scalar:
+        columns, vectors = _with_codes(spec, target, columns, vectors)
     # The weights of one tile should stay in the L1 cache during the loop over rows.
     data_bytes = spec.channels * spec.height * spec.width * 4
     weight_bytes = spec.channels_per_group * spec.window_size * 4
@@ -276,10 +278,23 @@ def choose(spec: Conv2d, target: TargetSpec) -> dict[str, int]:
     )
 
 
+def _with_codes(spec: Conv2d, target: TargetSpec, columns: int, vectors: int) -> tuple[int, int]:
+    """Adapt a tile to weights that are codes, which become floats once for tiles of equal width."""
+    width = flattened(spec).output_hw[1]
+    if width > columns and spec.taps * vectors * layout.LANES * 4 > target.l2_bytes // 2:
+        vectors = 1
+    room = target.vector_registers // target.registers_per_vector(layout.LANES) // vectors
+    sizes = range(max(2, columns - 1), min(columns + 1, room - 2) + 1)
+    return max((size for size in sizes if width % size == 0), default=columns), vectors
+
+
 def single_vectors(spec: Conv2d, target: TargetSpec, columns: int = 1) -> int:
     """Return the number of channel vectors in a tile of a few columns, such as a single row."""
-    blocks = layout.blocks(spec.out_channels)
-    return max(1, min(_budget(target) // columns, DENSE_VECTORS, blocks))
+    blocks, most = layout.blocks(spec.out_channels), _budget(target) // columns
+    if spec.code_bits:  # numbers take registers, too
+        registers = (target.vector_registers - 2) // target.registers_per_vector(layout.LANES)
+        most = min(most, registers // (columns + weight_codes.numbers_of(spec)))
+    return max(1, min(most, DENSE_VECTORS, blocks))
 
 
 def _tile(

@@ -47,6 +47,9 @@ A-bit data cost W * A bit products, so 3 x 8 bits are slower than bytes."""
 _FLOATS = 6e4
 """Float products per microsecond with 512-bit vectors."""
 
+_CODES = (5e4, 2.2e4)
+"""Weights per microsecond that kernels get from codes: of one bit, and of more."""
+
 _BYTES = 1e4
 """Bytes per microsecond between the L2 cache and memory."""
 
@@ -199,6 +202,9 @@ def floats(spec: Conv2d, target: TargetSpec) -> float:
         terms = len(quantization.PRODUCTS) if spec.operands == "bfloat16x3" else 1
         taken = terms * 2 * tile_choice.float_words(spec)
         return _BITS["tiles"] / 2 * spec.window_size * spec.channels_per_group / taken
+    if spec.code_bits:
+        each = 1 / _FLOATS + 1 / (_CODES[spec.code_bits > 1] * spec.images)
+        return 1 / each
     return _FLOATS * (spec.packed if spec.method == "direct" else 1 / _FILTERED)
 
 

@@ -18,6 +18,7 @@ from bnncc.schedules import ranges
 from bnncc.schedules.epilogue import BLOCKS
 from bnncc.schedules.expressions import small_when_inlined
 from bnncc.schedules.generic import attempt
+from bnncc.topi_binary.definitions.conv2d import CODED
 
 _SPATIAL, _REDUCED = 0, 2
 
@@ -35,6 +36,9 @@ def schedule(func: tirx.PrimFunc) -> tirx.PrimFunc:
     tirx.PrimFunc
         Same name, parameters and results.
     """
+    if CODED in _outermost(sch := s_tir.Schedule(func)):
+        sch.compute_inline(CODED)
+        func = sch.mod["main"]
     names = _outermost(s_tir.Schedule(func))
     outs = [name for name in names if name in BLOCKS]
     made = _in_parts(func, names) if outs[1:] else _scheduled(func, outs).mod["main"]

@@ -25,6 +25,9 @@ Bounds = Mapping[int, tuple[Any, Any]]
 SIZE = "bnncc_size"
 """Annotation of a loop over vectors: the index of its size in what is passed to `divided`."""
 
+WHERE_ANY = "bnncc_where_any"
+"""Annotation of a loop that prepares what other loops use, see `unless_empty`."""
+
 REST_LANES = 4
 """Vectors of a rest whose size is symbolic."""
 
@@ -164,6 +167,20 @@ def ends(func: tirx.PrimFunc, number: int, count: int) -> tirx.PrimFunc:
         return body
 
     return _with_loops(func, number + 1, replaced)
+
+
+def unless_empty(func: tirx.PrimFunc, count: Any) -> tirx.PrimFunc:
+    """Return a scheduled function in which loops with `WHERE_ANY` do not run if `count` is 0."""
+
+    def loop(node: tirx.For) -> tirx.For:
+        if WHERE_ANY not in node.annotations:
+            return node
+        extent = node.extent
+        if not isinstance(count, int):
+            extent = extent * tirx.Cast(str(extent.ty), count > 0)
+        return tirx.For(node.loop_var, node.min, extent, node.kind, node.body)
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, loop)))
 
 
 def divided(func: tirx.PrimFunc, sizes: Sequence[Any]) -> tirx.PrimFunc:

@@ -6,7 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bnncc.topi_binary import few_bit_data, filtering, layout, quantization, sliced_data, tiles
+from bnncc.topi_binary import (
+    few_bit_data,
+    filtering,
+    layout,
+    quantization,
+    sliced_data,
+    tiles,
+    weight_codes,
+)
 from bnncc.topi_binary.bits_table import needs_table
 from bnncc.topi_binary.kind import Type as Type
 from bnncc.topi_binary.spec import (
@@ -144,6 +152,8 @@ def _float_weight(spec: Conv2d) -> list[Type]:
     if spec.operands != "float32":
         size, dtype = quantization.weight_type(spec)
         return [((size,), dtype)]
+    if spec.code_bits:
+        return weight_codes.constants(spec)
     spare = layout.LANES if spec.out_channels % layout.LANES else 0
     return [((spec.out_channels * spec.taps + spare,), "float32")]
 

@@ -36,7 +36,7 @@ class Kind:
         Batch size; the name of a symbol if the batch is dynamic.
     height, width, channels : int
         Of the input image; `channels` is a tuple if several tensors are concatenated.
-    rank, data_layout, groups, steps, ternary, weight_zeros, weight_order
+    rank, data_layout, groups, steps, ternary, weight_zeros, weight_order, code_bits
         Defaults for kinds without these fields.
     """
 
@@ -57,6 +57,7 @@ class Kind:
     ternary: bool = False
     weight_zeros: bool = False
     weight_order: str = "words"
+    code_bits: int = 0
 
     @property
     def operator(self) -> str:

@@ -192,6 +192,13 @@ class Conv2d(Convolution):
     """Type of the data; ``float16`` on GPUs only."""
     apart: bool = False
     """Whether each bfloat16 pixel starts at a word, instead of each window only."""
+    code_bits: int = 0
+    """Bits per weight if weights are codes, see `weight_codes`; 0 if they are floats. Codes require
+    the direct method, one group and no pooling, and are followed by their numbers, f32, 1-d."""
+    code_block: int = 0
+    """Consecutive weights of an output channel whose codes have the same numbers; divides K."""
+    code_zeros: bool = False
+    """Whether codes of several bits have a zero point."""
 
     @property
     def depthwise(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 FORMAT = 2
@@ -16,6 +16,8 @@ RENAMED = {
 }
 """Keys of format 1 and their present names. The old ones are deprecated, and still written."""
 KINDS = ("binary", "few_bit", "float")
+FLOAT_BITS = 32
+"""Bits of values that are not quantized."""
 
 Dim = int | str
 
@@ -40,10 +42,18 @@ class Layer:
     output_shape: tuple[Dim, ...] = ()
     weight_shape: tuple[Dim, ...] = ()
     """`output_shape`, `weight_shape`: as in the file."""
-    bits: tuple[int, int] = (32, 32)
-    """Bits per value of data and weight; 32 for float."""
+    bits: tuple[int, int] = (FLOAT_BITS, FLOAT_BITS)
+    """Bits per value of data and weight; 32 for float. Weights of float layers have fewer if they
+    are stored as codes of so many bits."""
     assumed: str = ""
     """What an option assumes of it beyond the model."""
+
+    def of_kernel(self, kernel: str, code_bits: int = 0) -> Layer:
+        """Return the layer with its kernel, and the bits of its weights if they are codes."""
+        if not code_bits:
+            return replace(self, kernel=kernel)
+        said = f"{self.reason}; weights are stored in {code_bits} bit{'s' if code_bits > 1 else ''}"
+        return replace(self, kernel=kernel, bits=(FLOAT_BITS, code_bits), reason=said)
 
 
 @dataclass(frozen=True)
@@ -126,8 +136,8 @@ class Plan:
     """Activation memory of the plan (batch 1 where symbolic)."""
     binary_bytes: int
     float_bytes: int
-    """`binary_bytes`, `float_bytes`: constants inside the library: packed weights (planes of
-    few-bit ones too), and all others."""
+    """`binary_bytes`, `float_bytes`: constants inside the library: packed weights (of few
+    bits, and codes, too), and all others."""
     sign_zero: tuple[SignZero, ...] = ()
     """One per sign whose input can be zero."""
     warnings: tuple[str, ...] = ()

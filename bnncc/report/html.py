@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from bnncc.report.facts import KINDS
+from bnncc.report.facts import FLOAT_BITS, KINDS
 from bnncc.report.rows import OTHER, Row, by_reason, rows
 from bnncc.report.text import plural
 
@@ -256,7 +256,9 @@ def _width(row: Row, most: float) -> str:
 
 def _operands(bits: Sequence[int]) -> str:
     data, weight = bits
-    return "float" if data == weight == 32 else f"{data}{TIMES}{weight} bit"
+    if data == FLOAT_BITS:
+        return "float" if weight == FLOAT_BITS else f"float{TIMES}{weight} bit"
+    return f"{data}{TIMES}{weight} bit"
 
 
 def _result(kernel: Mapping[str, Any]) -> str:

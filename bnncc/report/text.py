@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bnncc.report.facts import KINDS
+from bnncc.report.facts import FLOAT_BITS, KINDS
 from bnncc.report.rows import OTHER, Row, by_reason, computed, rows
 
 WIDTH = 80
@@ -68,7 +68,7 @@ def _operators(found: Sequence[Row], width: int) -> list[str]:
         us = "?" if row.us is None else f"{row.us:.{digits}f}"
         share = "" if row.share is None else f"{100 * row.share:.1f}"
         for layer in row.layers:
-            bits = "x".join(map(str, layer["bits"])) if layer["kind"] != "float" else "float"
+            bits = _operands(layer)
             shape, kind = _shape(layer["output_shape"]), layer["kind"].replace("_", "-")
             macs = f"{layer['macs'] / 1e6:.2f}"
             lines.append((layer["name"], kind, bits, shape, macs, us, share))
@@ -82,6 +82,13 @@ def _operators(found: Sequence[Row], width: int) -> list[str]:
     columns = 7 if any(row.us is not None for row in found) else 5
     lines = [line[:columns] for line in lines]
     return fitted(lines, width, right=range(4, columns), wraps=(0, 3), drops=(4, 2, 3))
+
+
+def _operands(layer: Mapping[str, Any]) -> str:
+    data, weight = layer["bits"]
+    if layer["kind"] != "float":
+        return f"{data}x{weight}"
+    return f"floatx{weight}" if weight < data == FLOAT_BITS else "float"
 
 
 def _shape(dims: Iterable[int | str]) -> str:

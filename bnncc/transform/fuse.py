@@ -41,12 +41,12 @@ from bnncc.transform.physical import Physical
 from bnncc.transform.routes import Router
 from bnncc.transform.starts import (
     grouped_operands,
-    packed_weight,
     start_few_bit,
     start_image,
     start_product,
     start_quantized,
 )
+from bnncc.transform.weight_codes import WeightCodes
 
 DECISIONS = {"bnncc.Sign", LEVELS}
 """Operators that produce bits from numbers."""
@@ -118,6 +118,8 @@ class _Fuser:
         packed = {name for name, forms in self.forms.items() if set(forms) - {"value"}}
         self.look = Kinds(graph, signs, packed)
         self.kinds = {id(n): self.look.kind(n) for n in graph.nodes}
+        layers = [n for n in graph.nodes if self.kinds[id(n)] in ("conv", "dense")]
+        self.codes = WeightCodes(layers, graph, self.physical.target)
         self.starters: dict[str, Callable[[Node], Group]] = {
             "binary": self._start_binary,
             "product": lambda node: start_product(node, self.physical),
@@ -227,7 +229,7 @@ class _Fuser:
         spec, tip = group.spec, group.tip
         if not isinstance(spec, Conv2d) or spec.rank != 4 or group.rank != 4 or self.on_gpu:
             return None
-        if spec.groups > 1 and not spec.depthwise:
+        if (spec.groups > 1 and not spec.depthwise) or spec.code_bits:
             return None
         readers = self.consumers.get(tip, [])
         if any(e.kind != "apply" for e in group.events) or tip in self.graph.outputs:
@@ -310,9 +312,9 @@ class _Fuser:
             tuple(a["dilations"]), tuple(a["pads"]), int(a["group"]), layout,
         )  # fmt: skip
         spec = self._method(node, self._operands(node, spec))
-        packed = self._packed(node, spec, weight.transpose(0, 2, 3, 1))
+        spec, packed = self._packed(node, spec, weight.transpose(0, 2, 3, 1))
         return self._float_group(
-            node, spec, [self.physical.float(data, layout), packed], weight.shape[0]
+            node, spec, [self.physical.float(data, layout), *packed], weight.shape[0]
         )
 
     def _operands(self, node: Node, spec: Conv2d) -> Conv2d:
@@ -343,9 +345,11 @@ class _Fuser:
         wish = "direct" if direct else self.float_conv
         return replace(spec, method=filtering.choose(spec, wish, *spec.output_hw))
 
-    def _packed(self, node: Node, spec: Conv2d, rows: np.ndarray) -> str:
-        """Pack weights ``[units, kernel_h, kernel_w, channels]``; return the constant's name."""
-        return self.physical.constant(packed_weight(rows, spec), f"{node.name}.weight")
+    def _packed(self, node: Node, spec: Conv2d, rows: np.ndarray) -> tuple[Conv2d, list[str]]:
+        """Pack weights ``[units, kernel_h, kernel_w, channels]``; return the constants' names."""
+        spec, arrays = self.codes.packed(spec, rows)
+        names = (f"{node.name}.weight", f"{node.name}.scale")
+        return spec, [*map(self.physical.constant, arrays, names)]
 
     def _float_group(self, node: Node, spec: Conv2d, inputs: list[str], units: int) -> Group:
         bias = np.zeros(units)
@@ -376,7 +380,8 @@ class _Fuser:
             n, _, _, _, _ = self.physical.image(data)
             columns, tensor = rows[:, None, None, :], self.physical.float(data)
         spec = self._operands(node, Conv2d(n, 1, 1, columns.shape[3], units, (1, 1), rank=2))
-        return self._float_group(node, spec, [tensor, self._packed(node, spec, columns)], units)
+        spec, packed = self._packed(node, spec, columns)
+        return self._float_group(node, spec, [tensor, *packed], units)
 
     def _start_pool(self, node: Node) -> Group:
         spec = self.look.pool_spec(node)

@@ -226,7 +226,8 @@ def _bits_of_channels(spec: Spec, inputs: list[Array]) -> list[Array]:
 def _conv2d(spec: Conv2d, rng: Draws) -> _Drawn:
     inputs = _any(spec, rng)
     given = list(inputs)
-    inputs[1], given[1] = _float_weight(spec, rng)
+    if not spec.code_bits:  # any codes are weights
+        inputs[1], given[1] = _float_weight(spec, rng)
     return inputs, given, replace(spec, method="direct")
 
 

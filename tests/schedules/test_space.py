@@ -52,6 +52,7 @@ OTHERS = [
     Conv2d(2, 5, 5, 32, 32, (3, 3), groups=32, pads=(1, 1, 1, 1), steps=STORE),
     Conv2d(2, 5, 5, 16, 24, (1, 1), groups=4, steps=STORE),
     Conv2d(3, 1, 1, 12, 37, (1, 1), rank=2, steps=STORE),
+    Conv2d(6, 1, 1, 64, 70, (1, 1), rank=2, steps=STORE, code_bits=2, code_block=32),
     Pool2d(1, 7, 9, 70, "max", (3, 3), (2, 2), steps=STORE),
     Elementwise(1, 3, 5, 70, steps=(Step("bits"),)),
     BitwiseMaxPool(1, 6, 10, 70, (2, 2), (2, 2)),

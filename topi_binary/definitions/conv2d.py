@@ -35,11 +35,14 @@ from bnncc.topi_binary.definitions.taps import (
     tests_inside,
 )
 from bnncc.topi_binary.definitions.terms import SCALAR, bfloat16, half_of, to_bfloat16
-from bnncc.topi_binary.definitions.weights import lane_major
+from bnncc.topi_binary.definitions.weights import coded, lane_major
 from bnncc.topi_binary.layout import LANES
 from bnncc.topi_binary.signature import Operator
 from bnncc.topi_binary.spec import Conv2d
 from bnncc.topi_binary.step import Step, step_inputs
+
+CODED = "weight"
+"""Name of the block that looks up weights that are codes."""
 
 
 def conv2d(operator: Operator, spec: Conv2d, form: str = "") -> None:
@@ -53,6 +56,7 @@ def conv2d(operator: Operator, spec: Conv2d, form: str = "") -> None:
     if direct and (flat := flattened(spec, columns)) is not spec:
         operator.reshape(spec := flat)
     data, weight, *params = operator.inputs
+    numbers = params.pop(0) if spec.code_bits else None
     extents = (operator.n, *spec.window_hw, spec.out_channels)
     before = []
     for step in spec.pool.before if spec.pool is not None else ():
@@ -69,7 +73,7 @@ def conv2d(operator: Operator, spec: Conv2d, form: str = "") -> None:
     if apart:
         value = _of_words(spec, data, weight, extents)
     elif direct:
-        value = _direct(spec, data, weight, extents)
+        value = _direct(spec, data, weight, numbers, extents)
     elif spec.method == "direct":
         value = _quantized(operator, spec, data, weight, extents)
     else:
@@ -93,7 +97,9 @@ def conv2d(operator: Operator, spec: Conv2d, form: str = "") -> None:
     write_pool(operator, pool, value, (operator.n, *spec.output_hw, spec.out_channels), params)
 
 
-def _direct(spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]) -> Buffer:
+def _direct(
+    spec: Conv2d, data: Buffer, weight: Buffer, numbers: Buffer | None, extents: tuple[Any, ...]
+) -> Buffer:
     depth, per_out = spec.channels_per_group, spec.out_channels // spec.groups
     run = spec.window_size * depth
     # Lanes beyond the last channel have weights too; their sums are not used.
@@ -107,6 +113,11 @@ def _direct(spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]
         channel = c if spec.groups == 1 else o // per_out * depth + c
         return as_float32(spec, data[tuple(pixel(spec, n, *there, channel))])
 
+    held: Any = None
+    if numbers is not None:
+        every = (run, extents[3])
+        held = buffer(CODED, every, "float32")
+        compute(CODED, held, every, partial(coded, spec, weight, numbers))
     operand: Any = None
     if spec.collected:
         every = (*extents, *spec.kernel, depth)
@@ -116,6 +127,8 @@ def _direct(spec: Conv2d, data: Buffer, weight: Buffer, extents: tuple[Any, ...]
         *_, o, kh, kw, c = i
         number = (kh * spec.kernel[1] + kw) * depth + c
         one = datum(*i) if operand is None else operand[i]
+        if held is not None:
+            return total + one * held[number, o]
         return total + one * weight[lane_major(spec.out_channels, run, o, number)]
 
     value, tests = buffer("sum", extents, "float32"), partial(tests_inside, spec)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tvm.tirx.script import builder as T
 
-from bnncc.topi_binary import few_bit_data, layout, tiles
+from bnncc.topi_binary import few_bit_data, layout, tiles, weight_codes
 from bnncc.topi_binary.definitions.blocks import Buffer, Expr, int64
 from bnncc.topi_binary.layout import LANES, NIBBLE_LANES, QUAD
-from bnncc.topi_binary.spec import BinaryConv2d, FewBitConv2d
+from bnncc.topi_binary.spec import BinaryConv2d, Conv2d, FewBitConv2d
 
 
 def binary_word(spec: BinaryConv2d, weight: Buffer, o: Expr, kh: Expr, kw: Expr, c: Expr) -> Expr:
@@ -51,6 +51,23 @@ def lane_major(out_channels: int, run: int, o: Expr, number: Expr) -> Expr:
     if rest:
         width = T.if_then_else(o // LANES == out_channels // LANES, int64(rest), width)
     return o // LANES * (LANES * run) + number * width + o % LANES
+
+
+def coded(spec: Conv2d, codes: Buffer, numbers: Buffer, number: Expr, o: Expr) -> Expr:
+    """Return weight `number` of channel `o` from its code, see `weight_codes.pack`."""
+    bits, lane, block = spec.code_bits, o % LANES, o // LANES
+    per_word = layout.WORD_BITS // bits
+    word = codes[(block * weight_codes.words(spec) + number // per_word) * LANES + lane]
+    low = T.Cast("uint32", number % per_word * bits)
+    part = block * (spec.taps // spec.code_block) + number // spec.code_block
+    count = weight_codes.numbers_of(spec)
+    first, *_, last = (numbers[(part * count + k) * LANES + lane] for k in (0, count - 1))
+    if bits == 1:
+        test = T.bitwise_and(word, T.shift_left(T.uint32(1), low)) != T.uint32(0)
+        return T.Select(test, last, first)
+    high = T.Cast("int32", T.shift_left(word, T.uint32(layout.WORD_BITS - bits) - low))
+    code = T.Cast("float32", T.shift_right(high, T.int32(layout.WORD_BITS - bits)))
+    return (code - first if spec.code_zeros else code) * last
 
 
 def packed_vector(spec: FewBitConv2d, o: Expr, c: Expr) -> Expr:

@@ -42,6 +42,8 @@ def conv2d(spec: Conv2d, inputs: Sequence[Array]) -> list[Array]:
         data, unit = _rounded(spec, data)
     if spec.method == "direct" and spec.operands != "float32":
         weight = _unpacked(spec, inputs[1])
+    elif spec.code_bits:
+        weight = _looked_up(spec, *inputs[1:3])
     elif spec.method == "direct":
         weight = windows.unblocked(inputs[1], spec.out_channels, (*taps, depth)).astype(np.float64)
     else:
@@ -49,7 +51,7 @@ def conv2d(spec: Conv2d, inputs: Sequence[Array]) -> list[Array]:
     out = windows.products(spec, windows.pad(spec, data), weight)
     out *= unit[:, None, None, None]
     if spec.pool is None:
-        return finished(spec, out, iter(inputs[2:]))
+        return finished(spec, out, iter(inputs[2 + (spec.code_bits > 0) :]))
     stream = iter(inputs[2:])
     rows = finished(spec, out, stream, steps=(*spec.pool.before, Step("store")))
     return pool2d(spec.pooling, [*rows, *stream])
@@ -95,6 +97,26 @@ def _unpacked(spec: Conv2d, packed: Array) -> Array:
             lane = (lane.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
         out[channel] = lane[:size].reshape(*spec.kernel, depth)[..., : spec.channels]
     return out
+
+
+def _looked_up(spec: Conv2d, words: Array, numbers: Array) -> Array:
+    """Read weights that are codes: lane by lane, as little-endian streams of bits."""
+    bits, size = spec.code_bits, spec.taps
+    streams = words.reshape(-1, -(-size * bits // 32), 16).transpose(0, 2, 1)
+    each = np.unpackbits(np.ascontiguousarray(streams).view(np.uint8), axis=2, bitorder="little")
+    digits = each.reshape(-1, each.shape[2])[: spec.out_channels, : size * bits]
+    places = 1 << np.arange(bits)
+    places[-1] *= 1 if bits == 1 else -1  # two's complement
+    codes = digits.reshape(-1, size, bits) @ places
+    count = 2 if bits == 1 or spec.code_zeros else 1
+    held = numbers.reshape(len(streams), -1, count, 16).transpose(0, 3, 1, 2)
+    held = held.reshape(len(streams) * 16, -1, count)[: spec.out_channels]
+    first, last = np.repeat(held, spec.code_block, axis=1).transpose(2, 0, 1)[[0, -1]]
+    if bits == 1:
+        weight = np.where(codes == 1, last, first)
+    else:
+        weight = (codes.astype(np.float32) - (first if count == 2 else 0)) * last
+    return weight.astype(np.float64).reshape(-1, *spec.kernel, spec.channels)
 
 
 def _joined_terms(spec: Conv2d, packed: Array) -> Array:
