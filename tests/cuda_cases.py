@@ -343,7 +343,7 @@ def _float(target: TargetSpec) -> _Made:
             spec
             for spec in definition_cases.FLOAT
             if isinstance(spec, Conv2d) and not spec.pool
-            if spec.method == "direct" and spec.operands == "float32"
+            if spec.method == "direct" and spec.operands == "float32" and not spec.code_bits
         ),
         replace(image, kernel=(7, 7), pads=(3, 2, 1, 0), dilations=(2, 1), height=19),
         replace(image, kernel=(5, 1), pads=UNEVEN, strides=(1, 3), out_channels=1),

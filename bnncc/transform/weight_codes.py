@@ -26,7 +26,7 @@ from bnncc.transform.starts import packed_weight
 CACHES = {128: (16, 32), 256: (4, 16), 512: (4, 16)}
 """By bits per vector: size of the float weights of a network, relative to the L2 cache, from which
 codes pay: of one bit, and of more. Shorter vectors look up more slowly than the last-level cache is
-read (``benchmarks/weight_codes.py``)."""
+read (``benchmarks/weight_codes.py --target``)."""
 
 LEAST_BYTES = 1 << 14
 """Least size of the float weights of a layer."""

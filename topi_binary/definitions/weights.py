@@ -54,7 +54,7 @@ def lane_major(out_channels: int, run: int, o: Expr, number: Expr) -> Expr:
 
 
 def coded(spec: Conv2d, codes: Buffer, numbers: Buffer, number: Expr, o: Expr) -> Expr:
-    """Return weight `number` of channel `o` from its code, see `weight_codes.pack`."""
+    """Return weight `number` of channel `o` from its code, see `weight_codes.Codes.packed`."""
     bits, lane, block = spec.code_bits, o % LANES, o // LANES
     per_word = layout.WORD_BITS // bits
     word = codes[(block * weight_codes.words(spec) + number // per_word) * LANES + lane]
