@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tvm import s_tir, tirx
 
-from bnncc.schedules import epilogue, multithreading
+from bnncc.schedules import epilogue, multithreading, portable
 from bnncc.schedules.space import Point, Space, powers, with_threads
 from bnncc.schedules.templates.image_bits import image_bits as make_image_bits
 from bnncc.schedules.templates.planar_elementwise import write_nchw, write_transposed
@@ -47,7 +47,7 @@ def elementwise(
 ) -> tirx.PrimFunc | None:
     """Schedule a kernel whose lanes are channels, several vectors per iteration."""
     if not _lanes_are_channels(spec):
-        return None
+        return portable.schedule(func) if target.scalar else None
     sch = s_tir.Schedule(func)
     found = epilogue.blocks(sch)
     pixels = []

@@ -50,6 +50,8 @@ def vectorize(sch: s_tir.Schedule, block: Any, channels: int, target: TargetSpec
             sch.tensorize(lane, PACK.register())
         elif existing and _loads_floats(body) and _neighbours(body):
             sch.tensorize(lane, LOAD_FIRST[existing, "avx" in target.features].register())
+        elif target.scalar:
+            continue
         elif _chosen(body) or not _neighbours(body):
             sch.unroll(lane)
         else:
