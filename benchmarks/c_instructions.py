@@ -78,6 +78,14 @@ def run(folder: Path, command: list[str], *options: str) -> str:
     return done.stdout + done.stderr
 
 
+def counter(folder: Path) -> Path:
+    """Compile the plugin of QEMU that counts instructions."""
+    (folder / "count.c").write_text(_PLUGIN)
+    command = ["gcc", "-shared", "-fPIC", "-O2", "count.c", "-o", "count.so"]
+    subprocess.run(command, cwd=folder, check=True)
+    return folder / "count.so"
+
+
 def count(folder: Path, target: str, prefix: str, kernels: str, plugin: Path) -> int:
     """Check a network, and return the instructions of one call."""
     sources = [f"{prefix}.c", kernels]
@@ -142,10 +150,7 @@ def main() -> None:
     }  # fmt: skip
     rows = []
     with tempfile.TemporaryDirectory() as name:
-        plugin = Path(name) / "count.so"
-        (Path(name) / "count.c").write_text(_PLUGIN)
-        command = ["gcc", "-shared", "-fPIC", "-O2", "count.c", "-o", plugin]
-        subprocess.run(command, cwd=name, check=True)
+        plugin = counter(Path(name))
         for target in TARGETS:
             for network, model in models.items():
                 rows.append({"target": target, "network": network})

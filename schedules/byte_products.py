@@ -38,7 +38,7 @@ from bnncc.schedules import (
     tile_cuts,
 )
 from bnncc.schedules.intrin_amx import LOCAL, SUMS, TILE_BYTES, TILE_ROWS, Tile
-from bnncc.schedules.intrin_portable import WEIGHTS_OF_CODES
+from bnncc.schedules.intrin_levels import WEIGHTS_OF_CODES
 from bnncc.schedules.intrin_x86 import SIGNS, SPREAD, WEIGHTS_OF_CODES_GFNI, Interleave
 from bnncc.schedules.space import Point, Space, with_threads
 from bnncc.schedules.templates.channel_tiles import Group

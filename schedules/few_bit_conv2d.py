@@ -16,18 +16,17 @@ from tvm import s_tir, tirx
 from bnncc.schedules import (
     byte_products,
     channel_tiles,
-    code_instructions,
-    intrin_wasm,
     intrin_x86,
+    level_instructions,
     nchw,
     prefetch,
     ranges,
     tile_choice,
 )
 from bnncc.schedules.intrin import TensorPair
+from bnncc.schedules.intrin_levels import DOT_ADD
 from bnncc.schedules.intrin_portable import (
     AND_POPCOUNT,
-    DOT_ADD,
     MULTIPLY_ADD,
     MULTIPLY_ADD_LANES,
     XOR_POPCOUNT,
@@ -62,10 +61,6 @@ where LLVM moves it to registers."""
 
 SHORT_SPARE = 8
 """Registers for a level, a product, a mask, and codes, beside sums in 16 bits."""
-
-VNNI = intrin_x86.DOT_ADD["uint8", 512]
-"""Like the multiply-add of floats, one instruction for a vector of products. With others, an order
-of taps that needs fewer registers gains nothing, or loses up to 4 %."""
 
 LEVELS = "levels"
 """Block of the sums of levels of each pixel, which all tiles of packed weights read."""
@@ -142,7 +137,8 @@ def _tiles(
     for name in reversed(names):
         if sch.get_child_blocks(sch.get_sblock(name)):
             pair = _pair(sch, name, spec, target)
-            phased = spec if spec.method == "floats" or pair is VNNI else None
+            # With others, an order of taps that needs fewer registers gains nothing, or loses 4 %.
+            phased = spec if spec.method == "floats" or pair is intrin_x86.VNNI else None
             channel_tiles.sums(sch, name, pair, at, spec=phased)
             at, source = tile[-1], pair.source
             continue
@@ -177,10 +173,10 @@ def _short_sums(sch: s_tir.Schedule, pairs: tuple[TensorPair, TensorPair], tile:
 def _pair(sch: s_tir.Schedule, name: str, spec: FewBitConv2d, target: TargetSpec) -> TensorPair:
     """Return the instruction for the products in a block of sums."""
     if spec.method == "packed":
-        return code_instructions.of(target)[spec.weight_bits]
+        return level_instructions.codes(target)[spec.weight_bits]
     if spec.method in NUMBERS:
         dtype = NUMBERS[spec.method]
-        return instructions(target).get(dtype, DOT_ADD[dtype])
+        return level_instructions.dot_add(spec, target).get(dtype, DOT_ADD[dtype])
     if spec.method == "floats":
         return MULTIPLY_ADD_LANES[LANES] if spec.depthwise else MULTIPLY_ADD
     (product,) = sch.get_child_blocks(sch.get_sblock(name))
@@ -188,18 +184,9 @@ def _pair(sch: s_tir.Schedule, name: str, spec: FewBitConv2d, target: TargetSpec
     return XOR_POPCOUNT if spec.method == "xor" else AND_POPCOUNT[-1 if subtracted else 1]
 
 
-def instructions(target: TargetSpec) -> dict[str, TensorPair]:
-    """Return, by data type, the instructions of `target` that add several products at once."""
-    return {
-        dtype: pair
-        for (dtype, bits), pair in [*intrin_x86.DOT_ADD.items(), *intrin_wasm.DOT_ADD.items()]
-        if bits == target.vector_bits and pair.feature in target.features
-    }
-
-
 def _short(spec: FewBitConv2d, target: TargetSpec) -> tuple[TensorPair, TensorPair] | None:
     """Return the instructions for sums that begin in 16 bits, if the layer has such."""
-    return code_instructions.short(target) if spec.method == "packed" else None
+    return level_instructions.short(target) if spec.method == "packed" else None
 
 
 def _sums_of_vector(spec: FewBitConv2d, target: TargetSpec) -> int:

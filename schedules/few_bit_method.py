@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from bnncc.schedules import code_instructions
-from bnncc.schedules import few_bit_conv2d as tiles
-from bnncc.schedules.multithreading import multiplying
+from bnncc.schedules.multithreading import MEMORY, multiplying
 from bnncc.targets.spec import TargetSpec
-from bnncc.topi_binary.definitions.few_bit_conv2d import NUMBERS
+from bnncc.topi_binary import few_bit_data
 from bnncc.topi_binary.spec import FewBitConv2d
 
-
-def offered(method: str, target: TargetSpec) -> bool:
-    """Return whether `target` has the instructions that make `method` worthwhile."""
-    if method == "packed":
-        return code_instructions.exist(target)
-    dtype = NUMBERS.get(method)
-    return dtype is None or dtype in tiles.instructions(target)
+SLOWER, SMALLER = 1.25, 4096
+"""Where memory matters more than time, weights that take this many times as long are chosen if
+they are this many bytes smaller, which their longer code is not."""
 
 
 def choose(
@@ -40,11 +34,8 @@ def choose(
     """
     if target.kind == "cuda":
         return _on_gpu(candidates)
-    times = sorted(
-        (multiplying(spec, target), number)
-        for number, spec in enumerate(candidates)
-        if offered(spec.method, target) or len(candidates) == 1
-    )
+    times = sorted((_microseconds(spec, target), k) for k, spec in enumerate(candidates))
+    times = _smaller_first(times, candidates) if target.saves_memory else times
     planes = [t for t in times if candidates[t[1]].form == "planes"]
     best = planes[0] if allowed == "bitplanes" and planes else times[0]
     seen = {_words(candidates[i]): f"{time:.3g}" for time, i in reversed(times)}
@@ -53,6 +44,31 @@ def choose(
     by_option = " by --few-bit bitplanes" if allowed == "bitplanes" and best != times[0] else ""
     why = f"as {mine}{by_option}: about {best[0]:.3g} us"
     return candidates[best[1]], f"{why} ({others})" if others else why
+
+
+def weight_bytes(spec: FewBitConv2d) -> int:
+    """Return the size of the weights of a layer."""
+    (shape, _), *_ = few_bit_data.constants(spec)
+    return 4 * shape[0]
+
+
+def _microseconds(spec: FewBitConv2d, target: TargetSpec) -> float:
+    """Estimate the time of a layer; weights that the L2 cache does not hold come from memory."""
+    size = weight_bytes(spec)
+    reading = size / MEMORY if size > target.l2_bytes else 0.0
+    return max(multiplying(spec, target), reading)
+
+
+def _smaller_first(
+    times: list[tuple[float, int]], candidates: Sequence[FewBitConv2d]
+) -> list[tuple[float, int]]:
+    """Move the method with the smallest weights to the front, unless it is much slower."""
+    best = weight_bytes(candidates[times[0][1]])
+    near = [one for one in times if one[0] <= SLOWER * times[0][0]]
+    least = min(near, key=lambda one: weight_bytes(candidates[one[1]]))
+    if best - weight_bytes(candidates[least[1]]) < SMALLER:
+        return times
+    return [least, *(one for one in times if one is not least)]
 
 
 def _on_gpu(candidates: Sequence[FewBitConv2d]) -> tuple[FewBitConv2d, str] | None:

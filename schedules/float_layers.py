@@ -13,7 +13,7 @@ from tvm import s_tir, tirx
 from bnncc.schedules import bfloat16_conv2d, channel_tiles, multithreading
 from bnncc.schedules.intrin import TensorPair
 from bnncc.schedules.intrin_portable import MAX
-from bnncc.schedules.intrin_x86 import DOT_ADD, TO_BFLOAT16
+from bnncc.schedules.intrin_x86 import TO_BFLOAT16, VNNI
 from bnncc.schedules.pooling import FAR_BLOCKS, UNROLLED_TAPS
 from bnncc.schedules.space import Point, Space, powers, space, tile_sizes
 from bnncc.schedules.templates import filtered_conv2d, float_conv2d, quantized_conv2d
@@ -57,7 +57,7 @@ MAX_SHARES = 4
 """Pieces of the images per thread."""
 
 
-PAIRS = {quantization.PACKED["int8"]: DOT_ADD["uint8", 512]}
+PAIRS = {quantization.PACKED["int8"]: VNNI}
 """By operands per lane: the multiply-add instruction, unless it follows from the number."""
 
 INSTRUCTION = {"bfloat16": "avx512_bf16", "int8": "avx512_vnni"}

@@ -1,4 +1,4 @@
-"""Tensor intrinsics of NEON, on 64-bit and 32-bit Arm."""
+"""Tensor intrinsics of NEON, on 64-bit and 32-bit Arm, and of the DSP extension of Cortex-M."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import Intrinsic, Operand, TensorPair
-from bnncc.schedules.intrin_portable import Dot, code_pairs, in_pieces, popcount
+from bnncc.schedules.intrin_levels import Dot, code_pairs, dot_bytes, in_pieces, one_by_one
+from bnncc.schedules.intrin_portable import popcount
 from bnncc.topi_binary.layout import QUAD
 
 Expr = Any
@@ -253,13 +254,77 @@ def _multiplied(arch: str, total: Expr, levels: Sequence[Expr], codes: Sequence[
     return total + T.reinterpret("int32x4", added)
 
 
-_CODES: list[tuple[str, str, Dot]] = [
-    *((FEATURES[arch], _PREFIX[arch], partial(_multiplied, arch)) for arch in FEATURES),
-    ("asimddp", "neon_dot", _dot_codes),
+def _signed_dot(total: Expr, data: Expr, weight: Expr) -> Expr:
+    operands = [T.reinterpret("int8x16", word) for word in (data, weight)]
+    name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+    return T.call_llvm_pure_intrin("int32x4", name, total, *operands)
+
+
+def _unsigned_by_signed(total: Expr, data: Expr, weight: Expr) -> Expr:
+    """Multiply levels less 128, which are signed bytes, and subtract -128 times the weights.
+
+    The second dot product is the same for all columns of a tile.
+    """
+    low = T.Broadcast(T.uint32(0x80808080), 4)
+    none = T.Broadcast(T.int32(0), 4)
+    made = _signed_dot(total, T.bitwise_xor(data, low), weight)
+    return made - T.Bind(_signed_dot(none, low, weight))
+
+
+_SIGNED_WIDEN = {
+    "aarch64": "llvm.aarch64.neon.saddlp.v4i32.v8i16",
+    "arm": "llvm.arm.neon.vpaddls.v4i32.v8i16",
+}
+
+
+def _widening_dot(arch: str, total: Expr, data: Expr, weight: Expr) -> Expr:
+    """Multiply to 16 bits, in which two products of a signed byte and 7 bits fit, and add pairs."""
+    sides: list[Expr] = []
+    for first in (0, 8):
+        lanes = [T.int32(first + i) for i in range(8)]
+        one, other = (
+            T.Cast("int16x8", T.Shuffle([T.reinterpret("int8x16", word)], lanes))
+            for word in (data, weight)
+        )
+        sides.append(T.reinterpret("uint16x8", one * other))
+    pairs = T.reinterpret("int16x8", _add_pairs(arch, 16, *sides))
+    return total + T.call_llvm_pure_intrin("int32x4", _SIGNED_WIDEN[arch], pairs)
+
+
+def _dsp(total: Expr, data: Expr, weight: Expr, kind: str = "s") -> Expr:
+    """Multiply bytes two at a time, after their extension to halves of a word.
+
+    `kind` is the one of the weights: ``s`` if they are signed, ``u`` if not.
+    """
+
+    def halves(word: Expr, kind: str) -> list[Expr]:
+        moved = T.call_llvm_pure_intrin("uint32", "llvm.fshr.i32", word, word, T.uint32(8))
+        name = f"llvm.arm.{kind}xtb16"
+        return [T.call_llvm_pure_intrin("int32", name, one) for one in (word, moved)]
+
+    for pair in zip(halves(data, "u"), halves(weight, kind), strict=True):
+        total = T.call_llvm_pure_intrin("int32", "llvm.arm.smlad", *pair, total)
+    return total
+
+
+_CODES: list[tuple[int, str, str, Dot]] = [
+    *((4, FEATURES[arch], _PREFIX[arch], partial(_multiplied, arch)) for arch in FEATURES),
+    (4, "asimddp", "neon_dot", _dot_codes),
+    (1, "dsp", "dsp", one_by_one(partial(_dsp, kind="u"))),
 ]
 
 DOT_ADD_CODES = [
-    (8 * BYTES, code_pairs(partial(in_pieces, 4, dot), feature, prefix))
-    for feature, prefix, dot in _CODES
+    (32 * lanes, code_pairs(partial(in_pieces, lanes, dot), feature, prefix))
+    for lanes, feature, prefix, dot in _CODES
 ]
+"""As in `intrin_x86`."""
+
+
+DOT_ADD = (
+    *((128, dot_bytes(partial(in_pieces, 4, one_by_one(partial(_widening_dot, arch))), feature, 7))
+      for arch, feature in FEATURES.items()),
+    (128, dot_bytes(partial(in_pieces, 4, one_by_one(_unsigned_by_signed)), "asimddp")),
+    (128, dot_bytes(partial(in_pieces, 4, one_by_one(_signed_dot)), "asimddp", 7)),
+    (32, dot_bytes(partial(in_pieces, 1, one_by_one(_dsp)), "dsp")),
+)  # fmt: skip
 """As in `intrin_x86`."""

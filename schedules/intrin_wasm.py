@@ -8,7 +8,8 @@ from tvm.tirx.script import builder as T
 
 from bnncc.schedules import intrin_x86
 from bnncc.schedules.intrin import Intrinsic
-from bnncc.schedules.intrin_portable import F32, I32, dot_add
+from bnncc.schedules.intrin_levels import dot_add
+from bnncc.schedules.intrin_portable import F32, I32
 from bnncc.schedules.intrin_portable import MASKS as PLAIN_MASKS
 from bnncc.topi_binary.layout import LANES
 
@@ -20,8 +21,8 @@ LOOKUP_ADD = {16: intrin_x86.lookup_add(intrin_x86.lookup(16, FEATURE, "llvm.was
 
 _DOT = intrin_x86.dot_pairs(128, FEATURE, "llvm.wasm.dot")
 
-DOT_ADD = {("int16", 128): dot_add("int16", _DOT, FEATURE, source=_DOT.source)}
-"""By data type and vector size in bits, as on x86: ``i32x4.dot_i16x8_s``."""
+DOT_ADD = ((128, dot_add("int16", _DOT, FEATURE, source=_DOT.source)),)
+"""As in `intrin_x86`: ``i32x4.dot_i16x8_s``."""
 
 
 def _floats() -> str:

@@ -11,15 +11,16 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import Intrinsic, Operand, Pair, TensorPair, imported, lanes
-from bnncc.schedules.intrin_portable import (
+from bnncc.schedules.intrin_levels import (
     WEIGHTS_OF_CODES,
     Dot,
     code_pairs,
     dot_add,
+    dot_bytes,
     in_pieces,
     one_by_one,
-    popcount,
 )
+from bnncc.schedules.intrin_portable import popcount
 from bnncc.topi_binary import quantization
 from bnncc.topi_binary.definitions import nibbles
 from bnncc.topi_binary.definitions.blocks import bit, int64
@@ -205,14 +206,8 @@ DOT_PAIRS = {
 }
 """By vector size in bits: two products of int16 are added to each lane."""
 
-DOT_ADD = {
-    ("uint8", 512): dot_add("uint8", _bytes, "avx512_vnni"),
-    **{
-        ("int16", bits): dot_add("int16", dot, dot.feature, source=dot.source)
-        for bits, dot in DOT_PAIRS.items()
-    },
-}
-"""By data type and vector size in bits: one data word is multiplied by weight words."""
+VNNI = dot_add("uint8", _bytes, "avx512_vnni")
+"""Like the multiply-add of floats, one instruction for a vector of products."""
 
 
 def _bytes_256(total: Expr, data: Expr, weight: Expr) -> Expr:
@@ -232,6 +227,47 @@ _CODES: tuple[tuple[int, str, Dot], ...] = (
 
 DOT_ADD_CODES = [(bits, code_pairs(dot, feature)) for bits, feature, dot in _CODES]
 """Vector size in bits, and by bits per code the pair that adds their products."""
+
+
+_SHORT = (
+    (128, "ssse3", "llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"),
+    (256, "avx2", "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
+    (512, "avx512bw", "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
+)
+"""Vector size in bits, feature, and the instructions for bytes and for pairs of their sums."""
+
+
+def _short_bytes(bits: int, short: str, long: str) -> Dot:
+    """Return products of bytes by ``pmaddubsw``, whose sums of two fit if data have 7 bits."""
+    count = bits // 32
+
+    def dot(total: Expr, data: Expr, weight: Expr) -> Expr:
+        operands = [T.reinterpret(f"int8x{4 * count}", word) for word in (data, weight)]
+        pairs = T.call_llvm_pure_intrin(f"int16x{2 * count}", short, *operands)
+        ones = T.Broadcast(T.int16(1), 2 * count)
+        return total + T.call_llvm_pure_intrin(f"int32x{count}", long, pairs, ones)
+
+    return partial(in_pieces, count, one_by_one(dot))
+
+
+SHORT_BITS = 15
+"""Bits of a level and of a weight up to which the sum of two products fits in 16 bits."""
+
+SHORT_BYTES = [
+    dot_bytes(_short_bytes(bits, *instructions), feature, SHORT_BITS - 8)
+    for bits, feature, *instructions in _SHORT
+]
+"""Sums in 16 bits first: for weights of 8 bits, levels have 7 bits or fewer; for others, 8."""
+
+DOT_ADD = (
+    *((bits, dot_add("int16", dot, dot.feature, source=dot.source))
+      for bits, dot in DOT_PAIRS.items()),
+    *((bits, pair) for (bits, *_), pair in zip(_SHORT, SHORT_BYTES, strict=True)),
+    (256, dot_bytes(_vnni_256, "avx_vnni")),
+    (512, VNNI),
+)  # fmt: skip
+"""Vector size in bits, and the pair that multiplies one data word by weight words; of those for the
+same numbers, the last one is the fastest."""
 
 
 def _short_add(bits: int, feature: str, instruction: str) -> TensorPair:
@@ -302,12 +338,6 @@ def _long_add(bits: int, feature: str, instruction: str) -> TensorPair:
         impl,
     )
 
-
-_SHORT = (
-    (128, "ssse3", "llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"),
-    (256, "avx2", "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
-    (512, "avx512bw", "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
-)
 
 SHORT_ADD = {
     bits: (_short_add(bits, feature, short), _long_add(bits, feature, long))

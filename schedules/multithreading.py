@@ -18,7 +18,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import prim
 
-from bnncc.schedules import code_instructions, float_functions, ranges, tile_choice
+from bnncc.schedules import float_functions, level_instructions, ranges, tile_choice
 from bnncc.schedules.registry import function, row
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import few_bit_data, layout, quantization
@@ -37,20 +37,13 @@ _BITS = {
 }  # fmt: skip
 """Bit products per microsecond with 512-bit vectors, by method of counting."""
 
-_PLANES = {**_BITS, "vector": 2.7e6, "lookup": 0.55e6, "bytes": 0.55e6}
-_NUMBERS = {"bytes": 0.55e6, "pairs": 0.23e6, "floats": 0.125e6}
-"""The same for products of levels, by method; for bit planes, per pair of planes.
-
-Rates are those of the nine layers of ``benchmarks/few_bit.py``. With bit planes, W-bit weights and
-A-bit data cost W * A bit products, so 3 x 8 bits are slower than bytes."""
-
 _FLOATS = 6e4
 """Float products per microsecond with 512-bit vectors."""
 
 _CODES = (5e4, 2.2e4)
 """Weights per microsecond that kernels get from codes: of one bit, and of more."""
 
-_BYTES = 1e4
+MEMORY = 1e4
 """Bytes per microsecond between the L2 cache and memory."""
 
 _CACHED = 9e4
@@ -81,7 +74,7 @@ def steps_shared(steps: int, threads: int) -> bool:
     return threads > 1 and steps >= _STEPS * MIN_US
 
 
-def microseconds(spec: Spec, target: TargetSpec, bytes_per_us: float = _BYTES) -> float:
+def microseconds(spec: Spec, target: TargetSpec, bytes_per_us: float = MEMORY) -> float:
     """Estimate the time of the kernel of `spec` on one thread (a symbolic batch counts as 1).
 
     Parameters
@@ -188,9 +181,7 @@ def levels(spec: FewBitConv2d, target: TargetSpec) -> float:
     depth = few_bit_data.group_words(spec) * few_bit_data.per_word(spec) * taps
     done = layout.blocks(spec.out_channels) * layout.LANES * depth
     done *= few_bit_data.weight_planes(spec) * spec.data_tensors
-    rate = _NUMBERS[spec.method] if spec.method in _NUMBERS else _PLANES[target.popcount]
-    if spec.method == "packed":
-        rate = code_instructions.rate(target)
+    rate = level_instructions.rate(spec, target)
     if tile_choice.pays(spec, target):
         rate = _BITS["tiles"] * (1.01 if spec.method == "packed" else 1)  # and fewer bytes
     return rate * spec.out_channels * spec.taps / done

@@ -41,7 +41,7 @@ _CORTEX_M = TargetSpec(
     "llvm",
     "cortex-m4",
     triple="thumbv7em-unknown-none-eabihf",
-    features=("thumb2", "fpv4-sp"),
+    features=("thumb2", "dsp", "fpv4-sp"),
     vector_bits=32,
     float_abi="hard",
     l1_bytes=16 * 1024,
@@ -55,6 +55,7 @@ _RISCV32 = TargetSpec(
     triple="riscv32-unknown-none-elf",
     features=("rv32imc",),
     vector_bits=32,
+    float_unit=False,
     abi="ilp32",
     l1_bytes=16 * 1024,
     l2_bytes=256 * 1024,
@@ -62,6 +63,7 @@ _RISCV32 = TargetSpec(
 _RISCV64 = dataclasses.replace(
     _RISCV32,
     name="riscv64gcv",
+    float_unit=True,
     mcpu="generic-rv64",
     mattr=("+m", "+a", "+f", "+d", "+c", "+v"),
     triple="riscv64-unknown-linux-gnu",
@@ -148,18 +150,19 @@ CATALOG = {
             mcpu="cortex-m0plus",
             triple="thumbv6m-unknown-none-eabi",
             features=("thumb",),
+            float_unit=False,
             float_abi="",
         ),
         _CORTEX_M,
         dataclasses.replace(
-            _CORTEX_M, name="cortex-m7", mcpu="cortex-m7", features=("thumb2", "fpv5")
+            _CORTEX_M, name="cortex-m7", mcpu="cortex-m7", features=("thumb2", "dsp", "fpv5")
         ),
         dataclasses.replace(
             _CORTEX_M,
             name="cortex-m33",
             mcpu="cortex-m33",
             triple="thumbv8m.main-unknown-none-eabihf",
-            features=("thumb2", "fpv5-sp"),
+            features=("thumb2", "dsp", "fpv5-sp"),
         ),
         dataclasses.replace(
             _CORTEX_M,
@@ -350,9 +353,10 @@ def _check(path: Path, values: dict[str, Any]) -> None:
         kind = str(fields[name].type)
         sequence = isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value)
         number = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        fits = {"str": isinstance(value, str), "int": number}.get(kind, sequence)
-        if not fits:
-            wanted = {"str": "a text", "int": "a whole number above 0"}.get(kind, "a list of texts")
+        checks = {"str": isinstance(value, str), "int": number, "bool": isinstance(value, bool)}
+        if not checks.get(kind, sequence):
+            words = {"str": "a text", "int": "a whole number above 0", "bool": "true or false"}
+            wanted = words.get(kind, "a list of texts")
             raise TargetError(f"target file {path}: `{name}` is {value!r}, expected {wanted}")
     if "mcpu" not in values:
         raise TargetError(f"target file {path}: `mcpu` is missing")

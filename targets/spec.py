@@ -34,6 +34,8 @@ class TargetSpec:
     not apply, as ``bytes``),
     ``neon`` (NEON's count of each byte, summed in bytes) or ``neon-dot`` (the same count, summed
     by the dot product of Armv8.2)."""
+    float_unit: bool = True
+    """Whether there are instructions for floats, or functions compute them."""
     float_abi: str = ""
     """``hard`` where floats are passed in registers and LLVM must be told so (32-bit Arm)."""
     abi: str = ""

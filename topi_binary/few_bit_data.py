@@ -12,7 +12,7 @@ With data levels k (planes ``d_j`` of bits, ``k = sum 2**j d_j``) and integer we
   and adds them.
 * ``pairs``: the same with two 16-bit numbers.
 * ``floats``: each is a float32; sums below 2**24 are exact.
-* ``packed``: levels as in ``bytes``. Weights of 1 or 2 bits stay packed until they are multiplied:
+* ``packed``: levels as in ``bytes``. Codes of 1, 2 or 4 bits stay packed until they are multiplied:
   ``q = step * code + first`` with codes >= 0, so a sum is ``step * sum(k * code) + first *
   sum(k)``. In a word of codes, bits ``8 * b + W * j`` belong to channel ``4 * j + b``, so a shift
   and a mask extract the bytes that correspond to four adjacent levels.
@@ -40,7 +40,7 @@ from bnncc.topi_binary.spec import LEVEL_FORM, FewBitConv2d
 METHODS = tuple(LEVEL_FORM)
 """Methods of computing products."""
 
-CODES = {1: (2, -1), 2: (1, -2)}
+CODES = {1: (2, -1), 2: (1, -2), 4: (1, -8)}
 """Step and first weight of ``packed`` weights, by bits per code."""
 
 MAX_FLOAT = 2**24
@@ -88,6 +88,15 @@ def short_words(spec: FewBitConv2d) -> int:
     count = group_words(spec)
     equal = max(size for size in range(1, min(count, most) + 1) if count % size == 0)
     return equal if 2 * equal > most else -(-count // -(-count // most))
+
+
+def code_bits(bits: int, signs: bool) -> int:
+    """Return the bits per code of weights of `bits` bits in two's complement, or `bits`.
+
+    Weights that are all -1 or 1 are `signs`. No code holds more than 4 bits.
+    """
+    widths = [width for width in CODES if width >= bits and (signs or width > 1)]
+    return min([1] * signs + widths, default=bits)
 
 
 def packs(spec: FewBitConv2d) -> bool:

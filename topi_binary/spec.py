@@ -120,7 +120,7 @@ class FewBitConv2d(Convolution):
     channel is a group of its own, with float levels."""
     data_bits: int = 1
     weight_bits: int = 1
-    """Number of weight planes; for ``packed``, bits per weight: 1 (signs) or 2."""
+    """Number of weight planes; for ``packed``, bits per code: 1 (signs), 2 or 4."""
     method: str = "and"
     """One of `few_bit_data.METHODS`."""
     starts: bool = False

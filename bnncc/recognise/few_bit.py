@@ -29,7 +29,7 @@ from bnncc.recognise.operands import (
     flattened_source,
     padded_source,
 )
-from bnncc.topi_binary.few_bit_data import MAX_FLOAT, PER_WORD, packs, start_values
+from bnncc.topi_binary.few_bit_data import MAX_FLOAT, PER_WORD, code_bits, packs, start_values
 from bnncc.topi_binary.layout import LANES, WORD_BITS
 from bnncc.topi_binary.spec import LEVEL_FORM, FewBitConv2d
 
@@ -195,7 +195,7 @@ def _candidates(
         bits = found.bits if method == "xor" else found.complement_bits
         if method == "packed":
             signs = found.odd and found.bits == 1 and together == 1  # merged groups need weights 0
-            bits = 1 if signs else max(bits, 2)
+            bits = code_bits(bits, signs)
         specs.append(
             FewBitConv2d(
                 shape[0], height, width, channels, out_channels, (kernel[0], kernel[1]),

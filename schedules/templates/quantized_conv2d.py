@@ -21,7 +21,8 @@ from typing import Any
 from tvm.tirx.script import builder as T
 
 from bnncc.schedules.intrin import TensorPair, Window
-from bnncc.schedules.intrin_portable import DOT_ADD, MULTIPLY_ADD
+from bnncc.schedules.intrin_levels import DOT_ADD
+from bnncc.schedules.intrin_portable import MULTIPLY_ADD
 from bnncc.schedules.intrin_x86 import DOT_ADD_BFLOAT16
 from bnncc.schedules.templates import float_conv2d
 from bnncc.schedules.templates.channel_tiles import Group, Pixel, Product, Range

@@ -68,7 +68,7 @@ def test_every_method_on_every_target(method: str, target: str) -> None:
 
 @pytest.mark.parametrize("target", [*TARGETS, *EMULATED[1:], NATIVE])
 @pytest.mark.parametrize("rows", [3, 21])
-@pytest.mark.parametrize("weight_bits", [1, 2])
+@pytest.mark.parametrize("weight_bits", [1, 2, 4])
 def test_packed_weights_on_every_target(weight_bits: int, rows: int, target: str) -> None:
     _check(replace(PACKED, n=rows, weight_bits=weight_bits), target)
 
@@ -93,7 +93,15 @@ def test_packed_weights_of_any_shape(change: dict) -> None:
 @pytest.mark.parametrize("target", [NATIVE, *TARGETS])
 @pytest.mark.parametrize(
     ("channels", "weight_bits", "data_bits", "words"),
-    [(208, 2, 8, 5), (368, 2, 8, 5), (1024, 2, 8, 4), (416, 1, 8, 7), (2080, 2, 4, 65)],
+    [
+        (208, 2, 8, 5),
+        (368, 2, 8, 5),
+        (1024, 2, 8, 4),
+        (416, 1, 8, 7),
+        (2080, 2, 4, 65),
+        (1040, 4, 8, 2),
+        (2080, 4, 4, 26),
+    ],
 )
 def test_words_that_are_added_in_16_bits(
     channels: int, weight_bits: int, data_bits: int, words: int, target: str
@@ -105,10 +113,10 @@ def test_words_that_are_added_in_16_bits(
 
 
 @pytest.mark.parametrize("target", [NATIVE, BASELINE, *EMULATED])
-@pytest.mark.parametrize("weight_bits", [1, 2])
+@pytest.mark.parametrize("weight_bits", [1, 2, 4])
 def test_extreme_levels_and_packed_weights(weight_bits: int, target: str) -> None:
     """Some instructions add products in 16 bits."""
-    lowest, highest = (-1, 1) if weight_bits == 1 else (-2, 1)
+    lowest, highest = {1: (-1, 1), 2: (-2, 1), 4: (-8, 7)}[weight_bits]
     for channels in (512, 592):  # words by fours, or by fives and the last two
         spec = replace(PACKED, n=3, channels=channels, weight_bits=weight_bits)
         data = np.full((3, channels), 255, np.uint8)
@@ -119,8 +127,24 @@ def test_extreme_levels_and_packed_weights(weight_bits: int, target: str) -> Non
             np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.parametrize("target", [NATIVE, *TARGETS, *EMULATED[1:]])
+@pytest.mark.parametrize(("data_bits", "weight_bits"), [(7, 8), (8, 8), (8, 7)])
+def test_extreme_bytes(data_bits: int, weight_bits: int, target: str) -> None:
+    """Some instructions add two products in 16 bits, in which not all fit."""
+    spec = replace(
+        PADDED, channels=36, data_bits=data_bits, weight_bits=weight_bits, method="bytes",
+        pads=(0, 0, 0, 0), steps=(Step("store"),),
+    )  # fmt: skip
+    data = np.full((1, 4, 5, 48), 2**data_bits - 1, np.uint8)
+    for weight in (-(2 ** (weight_bits - 1)), 2 ** (weight_bits - 1) - 1):
+        packed = few_bit_data.pack_weight(np.full((20, 3, 3, 36), weight), spec)
+        (got,) = run_kernel(spec, [data.view("<u4"), packed], target, 1)
+        wanted = np.full((1, 2, 3, 20), (2**data_bits - 1) * 36 * 9 * weight, np.float32)
+        np.testing.assert_array_equal(got, wanted)
+
+
 def test_bytes_of_packed_weights() -> None:
-    for bits in (1, 2):
+    for bits in (1, 2, 4):
         spec = replace(PACKED, channels=2048, out_channels=640, weight_bits=bits)
         (((words,), _),) = few_bit_data.constants(spec)
         assert words * 32 == 2048 * 640 * bits
@@ -156,6 +180,7 @@ def test_bytes_of_packed_weights() -> None:
                 (1, {"channels": 192, "out_channels": 100}),
                 (2, {"channels": 64}),
                 (2, {"channels": 64, "n": 160}),
+                (4, {"channels": 128, "n": 160}),
             )
         ),
     ],

@@ -68,6 +68,10 @@ def has(target: TargetSpec, intrinsic: Intrinsic | TensorPair) -> bool:
         return False  # those here are the instructions of AVX-512
     if intrinsic.name.startswith("round_to_even") and target.arch.startswith("arm"):
         return False  # ARMv7 calls the C library, which the emulated processor does not have
+    if intrinsic.feature == "dsp":
+        return target.arch.startswith("armv7")  # which has these instructions, too
+    if intrinsic.feature == "avx_vnni":
+        return {"avx_vnni", "avx512_vnni"}.intersection(target.features) > set()
     return not intrinsic.feature or intrinsic.feature in target.features
 
 

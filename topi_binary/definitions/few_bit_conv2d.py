@@ -296,25 +296,25 @@ def _counted(
 def _sum(
     spec: FewBitConv2d, name: str, tiles: tuple[Any, ...], data: Buffer, weight: Buffer,
     plane: int | None, product: Product, begin: Callable[..., Expr] | None = None,
-    dtype: str = "int32", parts: int = 1,
+    dtype: str = "int32", parts: int = 0,
 ) -> Buffer:  # fmt: skip
     """Write sums over the taps inside the image, of one plane of weights or of each plane.
 
-    With several `parts`, each product contributes to `parts` sums, and `product` takes the number
+    If weights are packed, each product contributes to `parts` sums, and `product` takes the number
     of the part as its last argument.
     """
     words, planes = few_bit_data.group_words(spec), few_bit_data.weight_planes(spec)
-    each = (planes,) if plane is None else (1,) * (parts > 1)
+    each = (planes,) if plane is None else (1,) * (parts > 0)
     shape = (*tiles[:3], tiles[3] * LANES)
-    shape = (*shape[:3], parts, shape[3]) if parts > 1 else (*each, *shape)
+    shape = (*shape[:3], parts, shape[3]) if parts else (*each, *shape)
     sums = buffer(name, shape, dtype)
     extents = (*each, *tiles, *spec.kernel, words)
     with T.grid(*map(extent, extents)) as loops, T.sblock(name):
         *vector, kh, kw, c = T.axis.remap("S" * (len(each) + 4) + "RRR", list(loops))
         *_, n, h, w, o = vector
         # Schedules expect an axis for the parts, although its extent is 1.
-        numbers = [[vector[0] * parts + part] for part in range(parts)] if parts > 1 else [[]]
-        vector = vector[1:] if parts > 1 else vector
+        numbers = [[vector[0] * parts + part] for part in range(parts)] if parts else [[]]
+        vector = vector[1:] if parts else vector
         with T.init():
             for number in numbers:
                 with _each(vector, *number) as at:
@@ -333,7 +333,7 @@ def _sum(
                 one = channel + (lane if spec.depthwise else number)
                 return data[tuple(pixel(spec, n, *there, one))]
 
-            word = weight[first + lane] if parts == 1 else weight[packed_vector(spec, o, c), lane]
+            word = weight[packed_vector(spec, o, c), lane] if parts else weight[first + lane]
             for part, number in enumerate(numbers):
                 at = (*vector[:-1], *number, o * LANES + lane)
                 made = product(sums[at], datum, word, *[part] * len(number))

@@ -74,7 +74,7 @@ def _read_codes(spec: FewBitConv2d, words: Array) -> Array:
     bits = bits.reshape(len(words), -1, 4, 8 // spec.weight_bits, spec.weight_bits)
     codes = (bits << np.arange(spec.weight_bits)).sum(axis=-1).swapaxes(2, 3)
     codes = codes.reshape(spec.out_channels, *spec.kernel, -1)
-    return 2 * codes - 1 if spec.weight_bits == 1 else codes - 2
+    return 2 * codes - 1 if spec.weight_bits == 1 else codes - 2 ** (spec.weight_bits - 1)
 
 
 def _plane_weights(spec: FewBitConv2d, weight: Array) -> Array:
