@@ -117,6 +117,7 @@ RUNS = (
     Run("compile_beside", "compile_beside"),
     Run("c_code", "c_code"),
     Run("c_instructions", "c_instructions", anywhere=True),
+    Run("level_instructions", "level_instructions", anywhere=True),
     Run("c_code.cortex-m4", "c_code", ("--on", "cortex-m4"), anywhere=True),
     Run("web", "web"),
     Run("arm_instructions", "arm_instructions", anywhere=True),
