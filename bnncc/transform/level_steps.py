@@ -34,7 +34,8 @@ from bnncc.transform.thresholds import evaluate_chain
 Array = np.ndarray[Any, Any]
 
 MAX_COMPARED = 15
-"""Up to this many levels, all thresholds are compared; above, those around an estimate."""
+"""Up to this many levels, all thresholds are compared; above, those around an estimate. Without
+vectors, an estimate takes less time than `MIN_SCALED` comparisons, and its table less memory."""
 
 MIN_SCALED = 4
 """From this many levels on, a multiplication is cheaper than comparisons."""
@@ -150,7 +151,9 @@ def _write(
     exact = _from_accumulator(base, rows, chain) if chain.pure else None
     if exact is None:
         writer.flush()
-        exact = _from_value(base, limits, rows)
+        target = physical.target
+        most = MIN_SCALED if target is not None and target.scalar else MAX_COMPARED
+        exact = _from_value(base, limits, rows, most)
     step, inputs = exact
     given = [physical.constant(value, f"{tensor}.{step.way}") for value in inputs]
     given += [physical.constant(value, f"{tensor}.values") for value in table]
@@ -230,12 +233,13 @@ def _line(found: Array, falling: Array, chain: Chain) -> tuple[Array, Array] | N
     return factor, bias
 
 
-def _from_value(base: Step, limits: Array, rows: Array) -> tuple[Step, list[Array]]:
+def _from_value(base: Step, limits: Array, rows: Array, most: int) -> tuple[Step, list[Array]]:
+    """Return the step on floats and its inputs; it compares at most `most` thresholds if it can."""
     small = (np.abs(limits) < NORMAL) & (limits != 0)
     base = replace(base, compare="place" if small.any() else "ge")
     if base.count >= MIN_SCALED and (ends := _rounding(limits)) is not None:
         return replace(base, way="round"), [ends]
-    if base.count > MAX_COMPARED and limits.ndim == 1:
+    if base.count > most and limits.ndim == 1:
         table = _guess(limits)
         if table is not None:
             return replace(base, way="search"), [table]
