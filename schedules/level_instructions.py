@@ -40,7 +40,7 @@ _CODES = {
 """The same for packed codes."""
 
 _INSTRUCTIONS = {"planes": 0.55, "bytes": 3.0, "packed": 3.3, "pairs": 4.0, "floats": 5.5}
-_DSP = {"bytes": 2.1, "packed": 2.4, "floats": 2.8}
+_DSP = {"planes": 0.45, "bytes": 2.1, "packed": 2.4, "floats": 2.8}
 _SOFT_FLOATS = 120.0
 """Instructions per product on processors without vectors: of any kind, of a Cortex-M with the DSP
 extension, and of floats without a unit for them (``benchmarks/level_instructions.py``)."""
