@@ -22,7 +22,8 @@ from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary import layout
 from bnncc.topi_binary.build import aliases, input_types, output_types
 from bnncc.topi_binary.definitions import define
-from bnncc.topi_binary.spec import Conv2d, Spec
+from bnncc.topi_binary.spec import Conv2d, FewBitConv2d, Spec
+from bnncc.tuning.level_cases import operands
 from bnncc.verification.confirm import runs_here
 from tests import amx_emulator, node
 
@@ -135,9 +136,14 @@ def with_outputs(
 
 
 def small_integers(spec: Spec, rng: np.random.Generator, batch: int = 1) -> list[np.ndarray]:
-    """Return inputs so small that float32 sums of products of them are exact in any order."""
-    arrays = []
-    for number, (shape, dtype) in enumerate(input_types(spec)):
+    """Return inputs so small that float32 sums of products of them are exact in any order.
+
+    Levels and weights have the bits that `spec` says.
+    """
+    arrays: list[np.ndarray] = []
+    if isinstance(spec, FewBitConv2d):
+        arrays += operands(spec, batch if isinstance(spec.n, str) else spec.n, rng)
+    for number, (shape, dtype) in enumerate(input_types(spec)[len(arrays) :]):
         extents = [batch if isinstance(d, str) else d for d in shape]
         if dtype == "uint32":
             arrays.append(rng.integers(0, 2**32, extents, dtype=np.uint32))

@@ -120,7 +120,8 @@ class FewBitConv2d(Convolution):
     channel is a group of its own, with float levels."""
     data_bits: int = 1
     weight_bits: int = 1
-    """Number of weight planes; for ``packed``, bits per code: 1 (signs), 2 or 4."""
+    """Number of weight planes, or bits in which all weights fit; products may be added in 16
+    bits. For ``packed``, bits per code: 1 (signs), 2 or 4."""
     method: str = "and"
     """One of `few_bit_data.METHODS`."""
     starts: bool = False
