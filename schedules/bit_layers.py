@@ -45,7 +45,10 @@ def elementwise_space(spec: Elementwise, target: TargetSpec, threads: int) -> Sp
 def elementwise(
     func: tirx.PrimFunc, spec: Elementwise, target: TargetSpec, threads: int, point: Point
 ) -> tirx.PrimFunc | None:
-    """Schedule a kernel whose lanes are channels, several vectors per iteration."""
+    """Schedule a kernel whose lanes are channels, several vectors per iteration.
+
+    Without vectors, kernels that read or write NCHW are loops, too.
+    """
     if not _lanes_are_channels(spec):
         return portable.schedule(func) if target.scalar else None
     sch = s_tir.Schedule(func)

@@ -51,7 +51,7 @@ def vectorize(sch: s_tir.Schedule, block: Any, channels: int, target: TargetSpec
         elif existing and _loads_floats(body) and _neighbours(body):
             sch.tensorize(lane, LOAD_FIRST[existing, "avx" in target.features].register())
         elif target.scalar:
-            continue
+            continue  # lanes stay a loop: unrolled, they would be long code
         elif _chosen(body) or not _neighbours(body):
             sch.unroll(lane)
         else:

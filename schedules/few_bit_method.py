@@ -35,14 +35,17 @@ def choose(
     if target.kind == "cuda":
         return _on_gpu(candidates)
     times = sorted((_microseconds(spec, target), k) for k, spec in enumerate(candidates))
+    fastest = times[0]
     times = _smaller_first(times, candidates) if target.saves_memory else times
     planes = [t for t in times if candidates[t[1]].form == "planes"]
     best = planes[0] if allowed == "bitplanes" and planes else times[0]
     seen = {_words(candidates[i]): f"{time:.3g}" for time, i in reversed(times)}
     mine = _words(candidates[best[1]])
     others = ", ".join(f"{k} {v}" for k, v in reversed(seen.items()) if k != mine)
-    by_option = " by --few-bit bitplanes" if allowed == "bitplanes" and best != times[0] else ""
-    why = f"as {mine}{by_option}: about {best[0]:.3g} us"
+    wish = " to save memory" if best != fastest else ""
+    if allowed == "bitplanes" and best != times[0]:
+        wish = " by --few-bit bitplanes"
+    why = f"as {mine}{wish}: about {best[0]:.3g} us"
     return candidates[best[1]], f"{why} ({others})" if others else why
 
 

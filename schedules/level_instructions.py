@@ -77,7 +77,7 @@ def short(target: TargetSpec) -> tuple[TensorPair, TensorPair] | None:
 
 
 def rate(spec: FewBitConv2d, target: TargetSpec) -> float:
-    """Return the products per microsecond with 512-bit vectors, of one pair of bit planes."""
+    """Return the products per microsecond with 512-bit vectors; for bit planes, those of a pair."""
     method = "planes" if spec.form == "planes" else spec.method
     if target.scalar:
         taken = _INSTRUCTIONS | (_DSP if "dsp" in target.features else {})

@@ -35,7 +35,7 @@ class TargetSpec:
     ``neon`` (NEON's count of each byte, summed in bytes) or ``neon-dot`` (the same count, summed
     by the dot product of Armv8.2)."""
     float_unit: bool = True
-    """Whether there are instructions for floats, or functions compute them."""
+    """Whether there are instructions for floats; if not, functions compute them."""
     float_abi: str = ""
     """``hard`` where floats are passed in registers and LLVM must be told so (32-bit Arm)."""
     abi: str = ""

@@ -91,9 +91,9 @@ def short_words(spec: FewBitConv2d) -> int:
 
 
 def code_bits(bits: int, signs: bool) -> int:
-    """Return the bits per code of weights of `bits` bits in two's complement, or `bits`.
+    """Return the bits per code of weights of `bits` bits in two's complement.
 
-    Weights that are all -1 or 1 are `signs`. No code holds more than 4 bits.
+    Weights that are all -1 or 1 are `signs`. If no code holds the weights, it is `bits` itself.
     """
     widths = [width for width in CODES if width >= bits and (signs or width > 1)]
     return min([1] * signs + widths, default=bits)

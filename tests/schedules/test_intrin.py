@@ -71,7 +71,7 @@ def has(target: TargetSpec, intrinsic: Intrinsic | TensorPair) -> bool:
     if intrinsic.feature == "dsp":
         return target.arch.startswith("armv7")  # which has these instructions, too
     if intrinsic.feature == "avx_vnni":
-        return {"avx_vnni", "avx512_vnni"}.intersection(target.features) > set()
+        return not {"avx_vnni", "avx512_vnni"}.isdisjoint(target.features)
     return not intrinsic.feature or intrinsic.feature in target.features
 
 

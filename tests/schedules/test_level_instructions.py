@@ -29,8 +29,10 @@ DENSE = FewBitConv2d(1, 1, 1, 512, 256, (1, 1), rank=2)
 MICROCONTROLLERS = ("cortex-m0plus", "cortex-m4", "cortex-m33", "riscv32imc", "c99")
 
 
-def chosen(layer: FewBitConv2d, weight_bits: int, data_bits: int, target: str) -> FewBitConv2d:
-    """Return the spec of the method that is chosen among all that are possible."""
+def choice(
+    layer: FewBitConv2d, weight_bits: int, data_bits: int, target: str
+) -> tuple[FewBitConv2d, str]:
+    """Return the spec of the method that is chosen among all that are possible, and the reason."""
     specs = []
     for method in few_bit_data.METHODS:
         bits = few_bit_data.code_bits(weight_bits, False) if method == "packed" else weight_bits
@@ -42,7 +44,11 @@ def chosen(layer: FewBitConv2d, weight_bits: int, data_bits: int, target: str) -
             specs.append(spec)
     found = few_bit_method.choose(specs, catalog.resolve(target))
     assert found is not None
-    return found[0]
+    return found
+
+
+def chosen(layer: FewBitConv2d, weight_bits: int, data_bits: int, target: str) -> FewBitConv2d:
+    return choice(layer, weight_bits, data_bits, target)[0]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +93,10 @@ def test_weights_that_no_cache_holds() -> None:
 def test_small_weights_are_not_worth_longer_code() -> None:
     small = replace(DENSE, channels=64, out_channels=64)
     assert chosen(small, 4, 4, "cortex-m4").method == "bytes"
-    assert chosen(DENSE, 4, 4, "cortex-m4").method == "packed"
+    spec, why = choice(DENSE, 4, 4, "cortex-m4")
+    assert spec.method == "packed"
+    assert "to save memory: about" in why
+    assert "to save memory" not in choice(DENSE, 4, 4, "arm64")[1]
 
 
 @pytest.mark.parametrize(
