@@ -186,7 +186,9 @@ def _side_by_side(codes: np.ndarray) -> np.ndarray:
     return np.bitwise_or.reduce(moved, axis=-2).reshape(*outer, count * together)
 
 
-def start_values(weight: np.ndarray, spec: FewBitConv2d, outside: float) -> np.ndarray:
+def start_values(
+    weight: np.ndarray, spec: FewBitConv2d, outside: float, below: int = 0
+) -> np.ndarray:
     """Return the initial value of the sums, for each border class and output channel.
 
     Parameters
@@ -195,6 +197,8 @@ def start_values(weight: np.ndarray, spec: FewBitConv2d, outside: float) -> np.n
         Weights of `spec`.
     outside : float
         Level of pixels outside the image; if it is a half-integer, `spec` is doubled.
+    below : int, default 0
+        Added to every level, inside the image and outside.
 
     Returns
     -------
@@ -208,9 +212,10 @@ def start_values(weight: np.ndarray, spec: FewBitConv2d, outside: float) -> np.n
         bits = planes_of(whole, spec.weight_bits, "xor").sum(axis=4, dtype=np.int64)
         scaled = (bits << np.arange(spec.weight_bits).reshape(-1, 1, 1, 1)).sum(axis=0)
         present = scaled * (2**spec.data_bits - 1) * factor
+    moved = factor * below * whole.sum(axis=(1, 2, 3))
     places = [*product(classes(spec, 0), classes(spec, 1))]
     out = np.zeros((len(places), blocks(weight.shape[0]) * LANES), np.int32)
     for number, place in enumerate(places):
-        sums = np.where(inside(spec, *place), present, missing).sum(axis=(1, 2))
+        sums = np.where(inside(spec, *place), present, missing).sum(axis=(1, 2)) + moved
         out[number, : weight.shape[0]] = sums
     return out.reshape(-1)

@@ -8,6 +8,8 @@ dot + bias``, where ``dot = step * acc + first * sum(q)`` and ``acc = sum(k * q)
 Taps outside the image count as the level of the padding value. If that is a half-integer (zero
 padding of signs), the accumulator counts everything twice. Step and first are integers if the data
 are multiples of one unit, so a dot product of 0 is exact; otherwise first is part of the bias.
+Where ``dot`` may pass 2^24, which float32 does not hold, ``first * sum(q)`` is in the start value of
+the accumulator: added later, it would leave the rounding error of the larger ``acc``.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from bnncc.topi_binary.spec import LEVEL_FORM, FewBitConv2d
 
 FEW_BIT_CONV = "bnncc.FewBitConv"
 """Operator of a few-bit layer. Attributes: ``spec`` (without steps), ``weight`` (int16
-``[out_channels, kernel_h, kernel_w, channels]``), ``outside`` (level of the padding), ``dot``
+``[out_channels, kernel_h, kernel_w, channels]``), ``outside`` (level of the padding), ``below``
+(added to every level, by start values: ``acc = sum((k + below) * q)``), ``dot``
 (exact a and b such that ``dot = a * acc + b``, b by channel), ``scale`` and ``bias`` (float64, ``y
 = scale * dot + bias``), ``top`` (a bound of ``|acc|``), ``bits`` of data and weights, and for the
 report ``reason`` (of the method) and ``remedy`` (what would make the layer binary)."""
@@ -128,6 +131,11 @@ def attempt(
     between, outside = outside is None, outside or 0.0
     whole = channels_last(node, found.whole, image)
     candidates = _candidates(node, graph, name, known, found, whole, pads, outside)
+    if (top := _bound(known, whole, outside != int(outside))) >= MAX_ACCUMULATOR:
+        return (
+            f"its sums may reach {top}, beyond the {MAX_ACCUMULATOR} that integer sums may hold",
+            "data or weights of fewer bits have smaller sums",
+        )
     if not candidates:
         return (
             f"no {MAX_MERGED} of its groups or fewer fill words of data and vectors of outputs",
@@ -150,8 +158,10 @@ def _padded_between(
     outside = outside_sums(node, found.whole, pads, *kinds)
     sums = found.whole.reshape(found.whole.shape[0], -1).sum(axis=1)
     multiples = _multiples(known, made.attrs["top"])
+    whole = multiples is not None or bool(made.attrs["below"])
     first, _, unit = multiples or (known.values[0], 1, 1.0)
-    whole = multiples is not None
+    if made.attrs["below"]:
+        first, unit = made.attrs["below"], known.step
     counted, rest = constants_outside(outside, sums, first, pad_value / unit, whole=whole)
     column, bias = (1, -1, 1, 1), bias_of(node, graph, len(sums))
     added = rest * (found.scale * unit).reshape(column) + bias.reshape(column)
@@ -206,8 +216,6 @@ def _candidates(
             )
         )  # fmt: skip
     top = _bound(known, whole, doubled)
-    if top >= MAX_ACCUMULATOR:
-        return []
     fits = {"floats": lambda _: top < MAX_FLOAT, "packed": packs}
     return [spec for spec in specs if fits.get(spec.method, bool)(spec)]
 
@@ -253,19 +261,30 @@ def _multiples(known: Lattice, top: int) -> tuple[int, int, float] | None:
     return found if found is not None and top * abs(found[1]) < MAX_FLOAT else None
 
 
+def _below(known: Lattice, spec: FewBitConv2d) -> int:
+    """Return what makes levels multiples of their step; 0 if nothing does, or sums are floats."""
+    found = as_multiples(known.values)
+    if found is None or found[0] % found[1] or spec.method == "floats":
+        return 0
+    return found[0] // found[1]
+
+
 def _made(
     node: Node, graph: Graph, name: str, known: Lattice, found: Weights, spec: FewBitConv2d,
     whole: np.ndarray, outside: float, why: str,
 ) -> Node:  # fmt: skip
     sums = whole.reshape(whole.shape[0], -1).sum(axis=1)
     bias, times = bias_of(node, graph, whole.shape[0]), 2 if spec.doubled else 1
-    top = _bound(known, whole, spec.doubled)
+    top, below = _bound(known, whole, spec.doubled), 0
     if (multiples := _multiples(known, top)) is not None:
         first, step, unit = multiples
         dot, scale = (step, times * first * sums.astype(np.float64)), found.scale * unit / times
     else:
         dot, scale = (1, np.zeros(len(sums))), found.scale * known.step / times
-        bias = bias + found.scale * known.values[0] * sums
+        if below := _below(known, spec):
+            spec = replace(spec, starts=True)
+        else:
+            bias = bias + found.scale * known.values[0] * sums
     sides = reasons.described(known, found)
     groups = int(node.attrs.get("group", 1)) if node.op == "Conv" else 1
     if spec.groups < groups:
@@ -274,6 +293,7 @@ def _made(
         "spec": spec,
         "weight": _joined(whole, groups, spec.groups),
         "outside": outside,
+        "below": below,
         "dot": dot,
         "scale": scale,
         "bias": bias,
@@ -287,4 +307,5 @@ def _made(
 
 def starts_of(node: Node) -> np.ndarray:
     """Return the initial values of a few-bit layer's accumulator."""
-    return start_values(node.attrs["weight"], node.attrs["spec"], node.attrs["outside"])
+    a = node.attrs
+    return start_values(a["weight"], a["spec"], a["outside"], a["below"])

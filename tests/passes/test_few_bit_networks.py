@@ -353,3 +353,53 @@ def test_levels_survive_what_signs_do(move: str, shape: str) -> None:
     assert [layer.kind for layer in layers] == ["few_bit"]
     x = RNG.standard_normal((1, 32, 5, 5)).astype(np.float32) * 3
     assert not compare_passes(physical, before, {"x": x})
+
+
+NEAR_ZERO = {
+    "dense": ("y = MatMul(l, w)", (4000, 3)),
+    "padded": ("y = Conv<pads=[1,1,1,1]>(l, w)", (18, 300, 3, 3)),
+    "padded between levels": ("p = Pad(l, pads, between) y = Conv(p, w)", (18, 300, 3, 3)),
+    "grouped": ("y = Conv<group=2, pads=[1,0,0,1]>(l, w)", (32, 300, 3, 3)),
+    "few bits": ("y = MatMul(l, few)", (4000, 3)),
+}
+
+
+@pytest.mark.parametrize("least", [-128, -127, -5])
+@pytest.mark.parametrize("target", [*HERE[-1:], BASELINE])
+@pytest.mark.parametrize("kind", NEAR_ZERO)
+def test_large_sums_of_levels_cancel_exactly(kind: str, target: str, least: int) -> None:
+    """Data near 0 are levels near 128: their sums pass 2^24, and small results are what is left."""
+    body, shape = NEAR_ZERO[kind]
+    rows = shape[1] * 2 if kind == "grouped" else shape[1]
+    given = (2, shape[0]) if len(shape) == 2 else (1, rows, 4, 5)
+    weight = RNG.integers(0, 128, shape).astype("f")
+    constants = {
+        "w": weight, "few": np.minimum(weight, 7), "lo": np.float32(least), "hi": np.float32(127),
+        "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1]), "between": np.float32(0.5),
+    }  # fmt: skip
+    out = f"2,{shape[1]}" if len(shape) == 2 else "a,b,c,d"
+    model = model_of(
+        f"r = Round(x) l = Clip(r, lo, hi) {body}", ",".join(map(str, given)), {"y": out}, constants
+    )
+    x = np.where(RNG.random(given) < 0.02, RNG.integers(-2, 3, given), 0).astype("f")
+    got = run(model, x, target)
+    assert got["report"]["layers"][0]["kind"] == "few_bit"
+    want = evaluate(load(model), {"x": x})["y"]
+    np.testing.assert_array_equal(got["y"], want)
+
+
+def test_sums_that_no_integer_holds_stay_float() -> None:
+    weight = RNG.integers(0, 128, (70000, 2)).astype(np.float32)
+    weight[0] = 127
+    constants = {"w": weight, "lo": np.float32(-128), "hi": np.float32(127)}
+    body = "r = Round(x) l = Clip(r, lo, hi) y = MatMul(l, w)"
+    model = model_of(body, "1,70000", {"y": "1,2"}, constants)
+    x = RNG.integers(-1, 2, (1, 70000)).astype("f")
+    got = run(model, x, BASELINE)
+    (layer,) = got["report"]["layers"]
+    assert (layer["kind"], layer["remedy"]) == (
+        "float", "data or weights of fewer bits have smaller sums",
+    )  # fmt: skip
+    most = 2 * 256 * int(weight.sum(0).max())
+    assert f"its sums may reach {most}, beyond the {2**30}" in layer["reason"]
+    np.testing.assert_array_equal(got["y"], x @ weight)
