@@ -8,8 +8,8 @@ dot + bias``, where ``dot = step * acc + first * sum(q)`` and ``acc = sum(k * q)
 Taps outside the image count as the level of the padding value. If that is a half-integer (zero
 padding of signs), the accumulator counts everything twice. Step and first are integers if the data
 are multiples of one unit, so a dot product of 0 is exact; otherwise first is part of the bias.
-Where ``dot`` may pass 2^24, which float32 does not hold, ``first * sum(q)`` is in the start value of
-the accumulator: added later, it would leave the rounding error of the larger ``acc``.
+Where ``dot`` may pass 2^24, which float32 does not hold, ``first * sum(q)`` is in the start value
+of the accumulator: added later, it would leave the rounding error of the larger ``acc``.
 """
 
 from __future__ import annotations

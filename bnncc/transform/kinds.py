@@ -116,8 +116,17 @@ class Kinds:
         if node.op == "Cast" and self.graph.types[node.inputs[0]].dtype == "uint8":
             return "image"
         if self.constant_glue(node) is not None or self.tensor_glue(node) is not None:
-            return "glue"
+            return "generic" if self._of_reduced_rows(node) else "glue"
         return "generic"
+
+    def _of_reduced_rows(self, node: Node) -> bool:
+        """Whether `node` computes one number per row from a reduction, whose kernel can do it."""
+        made: Node | None = node
+        while made is not None and self.graph.types[made.outputs[0]].shape[1:] == (1,):
+            if made.op.startswith("Reduce"):
+                return True
+            made = self._producers.get(next(iter(self.graph.computed(made.inputs)), ""))
+        return False
 
     def rounded(self, node: Node) -> bool:
         """Whether an option rounds data and weights of a convolution or dense layer."""
