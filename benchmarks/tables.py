@@ -84,6 +84,7 @@ RUNS = (
     Run("few_bit", "few_bit"),
     Run("transformers", "transformers"),
     Run("weight_codes", "weight_codes"),
+    Run("int8_activations", "int8_activations"),
     Run("whole_transformers", "whole_transformers"),
     Run("symbolic_sizes", "symbolic_sizes"),
     Run("networks", "whole_networks"),

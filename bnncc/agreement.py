@@ -459,7 +459,7 @@ def _layers(
     for name in reference.in_order(proto, {*taps, *ends}):
         part = splitter.segment(name, values)
         judge: reference.Reference | Relaxed = runner
-        if first is not None and (first.rounded or not feeds.keys().isdisjoint(part.leaves)):
+        if first is not None and (first.inside or not feeds.keys().isdisjoint(part.leaves)):
             judge = first
         layers.append(_layer(part, values, bounds, judge, relaxed=no_zeros, near=near, equal=equal))
     return layers, ""

@@ -24,6 +24,7 @@ from bnncc.ir.graph import Graph, copy_of
 from bnncc.ir.ties import TIE
 from bnncc.options import (
     FASTER,
+    Activations,
     Assume,
     CompileOptions,
     FewBit,
@@ -51,12 +52,12 @@ from bnncc.topi_binary.spec import from_json, zero_planes
 from bnncc.trace import Trace
 from bnncc.transform.caches import caches
 from bnncc.transform.coverage import covered
-from bnncc.transform.first_layer import Relaxed, relax_first_layer
-from bnncc.transform.float_precision import in_three_terms, round_layers
-from bnncc.transform.half_floats import round_floats, store_halves
-from bnncc.transform.image import take_uint8, transform_input
+from bnncc.transform.first_layer import Relaxed
+from bnncc.transform.float_precision import in_three_terms
+from bnncc.transform.half_floats import store_halves
 from bnncc.transform.physical import KERNEL
-from bnncc.transform.pipeline import Compilation, rounded_layers, to_physical
+from bnncc.transform.pipeline import Compilation, to_physical
+from bnncc.transform.relaxations import apply_options
 from bnncc.verification.checks import SelfCheck
 from bnncc.verification.confirm import LOOSER, Judge, confirmed, runs_here
 from bnncc.verification.confirm_passes import affordable, confirm_passes
@@ -89,6 +90,7 @@ def compile(
     sign_zero: SignZero = "exact",
     float_conv: FloatConv = "filtered",
     first_layer: FirstLayer = "float32",
+    activations: Activations = "float32",
     float_type: FloatType = "float32",
     float_precision: FloatPrecision = "float32",
     float_products: FloatProducts = "float32",
@@ -137,6 +139,9 @@ def compile(
         or in both directions where that is faster.
     first_layer : {"float32", "bfloat16", "int8", "float16"}
         Type to which the data and weights of convolutions on an input are rounded.
+    activations : {"float32", "int8"}
+        Type to which the data of float dense layers are quantized, a scale per row, if their
+        weights have few bits; on a CPU.
     float_type : {"float32", "float16"}
         Type of float tensors between kernels, and of their convolutions, on a GPU.
     float_precision : {"float32", "bfloat16"}
@@ -196,6 +201,7 @@ def compile(
         sign_zero=sign_zero,
         float_conv=float_conv,
         first_layer=first_layer,
+        activations=activations,
         float_type=float_type,
         float_precision=float_precision,
         float_products=float_products,
@@ -392,10 +398,8 @@ def _target(options: CompileOptions) -> TargetSpec:
             )
     if options.in_place and target.kind == "cuda":
         raise UsageError(f"--in-place needs a CPU target, and {target.name} is not one")
-    for_cpus = {
-        "--float-precision": options.float_precision, "--float-products": options.float_products,
-    }  # fmt: skip
-    for option, chosen in for_cpus.items():
+    for name in ("activations", "float_precision", "float_products"):
+        option, chosen = f"--{name.replace('_', '-')}", getattr(options, name)
         if chosen != "float32" and target.kind == "cuda":
             raise UsageError(
                 f"{option} {chosen} needs a CPU target, and {target.name} is not one",
@@ -478,14 +482,14 @@ def _lowered(
     """Go as far as kernels that are not scheduled yet; `fixed` makes symbolic dimensions 1."""
     with trace.timed("load", "read and check the model"):
         model, assumed = opened(model, options)
-    graph, relaxed, rounded = _loaded(model, options, target, trace, fixed=fixed)
+    graph, relaxed = _loaded(model, options, target, trace, fixed=fixed)
     inputs, outputs = manifest.infos(graph, graph.inputs), manifest.infos(graph, graph.outputs)
     model_graph = copy_of(graph)
     checks = SelfCheck(
         model_graph, options.seed, near=TIE * LOOSER.get(options.float_conv, 1),
         zeros=options.sign_zero != "exact",
     )  # fmt: skip
-    made = Compilation(options, target, records, trace, rounded)
+    made = Compilation(options, target, records, trace, relaxed)
     physical = to_physical(graph, made)
     layers = [replace(x, assumed=assumed.get(x.name, "")) for x in made.layers]
     terms = in_three_terms(physical)
@@ -511,8 +515,7 @@ def _lowered(
         module = pipeline.legalize(module, target, origins)
     warnings = (
         *notices.layers(layers, assumed),
-        *notices.rounded("--first-layer", options.first_layer, relaxed, target),
-        *notices.rounded("--float-precision", options.float_precision, rounded, target),
+        *notices.rounded(relaxed, options, target),
         *tripled,
         *notices.compared(compared),
         *notices.overflowed(compared.passes == "whole" and checks.overflow),
@@ -527,10 +530,10 @@ def _lowered(
 
 def _loaded(
     model: Model, options: CompileOptions, target: TargetSpec, trace: Trace, *, fixed: bool
-) -> tuple[Graph, Relaxed, Relaxed]:
+) -> tuple[Graph, dict[str, Relaxed]]:
     """Return the graph that is to be computed; `fixed` makes symbolic dimensions 1.
 
-    Then which first convolutions, and which other float layers, are rounded in it.
+    Then which layers options round in it.
     """
     with trace.timed("load", "read and check the model"):
         graph = load(model, input_shapes=options.input_shapes, max_dims=options.max_dims)
@@ -538,15 +541,9 @@ def _loaded(
             graph = load(model, input_shapes={**options.input_shapes, **sizes})
     trace.graph("load", graph)
     with trace.timed("options", "apply options to inputs and float layers"):
-        take_uint8(graph, options.input_uint8)
-        transform_input(graph, options.input_transform)
-        relaxed = relax_first_layer(graph, options.first_layer)
-        if options.float_type != "float32":
-            round_floats(graph)
-        rounded = rounded_layers(graph, options, target)
-        round_layers(graph, rounded.layers)
+        relaxed = apply_options(graph, options, target)
     trace.graph("options", graph)
-    return graph, relaxed, rounded
+    return graph, relaxed
 
 
 def _confirm(

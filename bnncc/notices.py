@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from bnncc import report
+from bnncc.options import CompileOptions
 from bnncc.records.database import Records
 from bnncc.schedules import dot_product_missing
 from bnncc.targets.spec import TargetSpec
@@ -86,26 +87,49 @@ def in_three_terms(
 
 
 _NONE = {
-    "--first-layer": "no float convolution reads an input of the network",
-    "--float-precision": "no float layer is left",
+    "first_layer": "no float convolution reads an input of the network",
+    "activations": "no float dense layer is left",
+    "float_precision": "no float layer is left",
 }
 
 
-def rounded(name: str, operands: str, relaxed: Relaxed, target: TargetSpec) -> tuple[str, ...]:
-    """Say where an option that rounds layers changes nothing, or gains nothing."""
-    if operands == "float32":
-        return ()
-    option = f"{name} {operands}"
-    lines = [f"{option}: `{name}` stays in float32: {why}" for name, why in relaxed.kept.items()]
-    if not relaxed.layers and not lines:
-        lines.append(f"{option}: {_NONE[name]}")
-    missing = dot_product_missing(operands, target)
-    if relaxed.layers and missing:
-        lines.append(
-            f"{option}: {target.name} lacks {missing}, so the rounded numbers are multiplied as "
-            "float32, which is no faster"
-        )
+def rounded(
+    relaxed: Mapping[str, Relaxed], options: CompileOptions, target: TargetSpec
+) -> tuple[str, ...]:
+    """Say where options that round layers change nothing, or gain nothing.
+
+    Parameters
+    ----------
+    relaxed : mapping of str to Relaxed
+        By option, the layers that it rounds.
+    """
+    lines: list[str] = []
+    for name, found in relaxed.items():
+        operands = getattr(options, name)
+        if operands == "float32":
+            continue
+        option = f"--{name.replace('_', '-')} {operands}"
+        kept = [f"{option}: {line}" for line in _staying(found.kept)]
+        lines += kept
+        if not found.layers and not kept:
+            lines.append(f"{option}: {_NONE[name]}")
+        missing = dot_product_missing(operands, target)
+        if found.layers and missing and name != "activations":
+            lines.append(
+                f"{option}: {target.name} lacks {missing}, so the rounded numbers are multiplied "
+                "as float32, which is no faster"
+            )
     return tuple(lines)
+
+
+def _staying(kept: Mapping[str, str]) -> Iterator[str]:
+    """Say which layers stay in float32, a line per reason."""
+    for why in dict.fromkeys(kept.values()):
+        first, *more = [name for name, reason in kept.items() if reason == why]
+        if more:
+            yield f"`{first}` and {len(more)} more stay in float32: {why}"
+        else:
+            yield f"`{first}` stays in float32: {why}"
 
 
 LOSS = 1.03

@@ -17,6 +17,7 @@ Assume: TypeAlias = Literal["none", "dabnn"]
 SignZero: TypeAlias = Literal["exact", "+1", "-1"]
 FloatConv: TypeAlias = Literal["direct", "filtered", "filtered-2d"]
 FirstLayer: TypeAlias = Literal["float32", "bfloat16", "int8", "float16"]
+Activations: TypeAlias = Literal["float32", "int8"]
 FloatType: TypeAlias = Literal["float32", "float16"]
 FloatPrecision: TypeAlias = Literal["float32", "bfloat16"]
 FloatProducts: TypeAlias = Literal["float32", "bf16x3"]
@@ -28,12 +29,16 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "sign_zero": get_args(SignZero),
     "float_conv": get_args(FloatConv),
     "first_layer": get_args(FirstLayer),
+    "activations": get_args(Activations),
     "float_type": get_args(FloatType),
     "float_precision": get_args(FloatPrecision),
     "float_products": get_args(FloatProducts),
     "few_bit": get_args(FewBit),
 }
 """Accepted values of fields of `CompileOptions`."""
+
+ADDED = ("activations",)
+"""Those that artifacts of earlier versions do not record: it is then at its default."""
 
 OPTIMIZE_FOR: tuple[str, ...] = get_args(OptimizeFor)
 """Accepted values of `CompileOptions.optimize_for`, which artifacts do not record."""
@@ -44,6 +49,7 @@ OLD_VALUES = {"assume": {"nothing": "none"}, "few_bit": {"planes": "bitplanes"}}
 FASTER = {
     "float_conv": ("filtered-2d",),
     "first_layer": ("bfloat16", "int8"),
+    "activations": ("int8",),
     "float_precision": ("bfloat16",),
     "float_products": ("bf16x3",),
     "few_bit": ("bitplanes",),
@@ -98,6 +104,7 @@ class CompileOptions:
     sign_zero: SignZero = "exact"
     float_conv: FloatConv = "filtered"
     first_layer: FirstLayer = "float32"
+    activations: Activations = "float32"
     float_type: FloatType = "float32"
     float_precision: FloatPrecision = "float32"
     float_products: FloatProducts = "float32"

@@ -269,6 +269,8 @@ _CHOICES = {
     "few_bit": "algorithm of few-bit layers: the fastest by estimate, or always bit planes; the "
     "results are the same",
     "first_layer": "type to which the data and weights of convolutions on an input are rounded",
+    "activations": "type to which the data of float dense layers with weights of few bits are "
+    "quantized at run time, a scale per row, on a CPU",
     "float_type": "type of float tensors between kernels, and of their convolutions, on a GPU",
     "float_precision": "type to which the data and weights of float convolutions and dense layers "
     "are rounded, on a CPU",

@@ -13,7 +13,7 @@ from bnncc._version import __version__
 from bnncc.errors import ArtifactError, TargetError
 from bnncc.ir.datatypes import datatype
 from bnncc.ir.demands import NO_LIMITS, Limits, limits_of_inputs
-from bnncc.options import CHOICES, CompileOptions
+from bnncc.options import ADDED, CHOICES, CompileOptions
 from bnncc.runtime import container
 from bnncc.targets import gpus, host
 from bnncc.targets.host import normal_arch
@@ -275,7 +275,8 @@ class _Checker:
         semantics = self.typed(content, "semantics", dict)
         self.typed(semantics, "check_finite", bool, "semantics.")
         for name in CHOICES:
-            self.typed(semantics, name, str, "semantics.")
+            if name in semantics or name not in ADDED:
+                self.typed(semantics, name, str, "semantics.")
         if "in_place" in semantics:
             pairs = self.typed(semantics, "in_place", dict, "semantics.")
             for names, key in ((pairs.keys(), "inputs"), (pairs.values(), "outputs")):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from bnncc.ir.graph import Graph, copy_of
+from bnncc.ir.graph import Graph
 from bnncc.options import CompileOptions
 from bnncc.recognise.binarize import binarize
 from bnncc.recognise.bounded import bound_roundings
@@ -31,7 +31,6 @@ from bnncc.trace import Trace
 from bnncc.transform.byte_signs import compare_bytes
 from bnncc.transform.commute import commute_moves, commute_pads, commute_pools
 from bnncc.transform.first_layer import Relaxed
-from bnncc.transform.float_precision import choose_layers
 from bnncc.transform.fuse import fuse
 from bnncc.transform.in_place import store_in_place
 from bnncc.transform.left_weights import turn_left_weights
@@ -55,8 +54,8 @@ class Compilation:
     """Tuning records, which may prefer other weight orders."""
     trace: Trace = field(default_factory=Trace)
     """Records the graph and the time after each pass."""
-    rounded: Relaxed = field(default_factory=Relaxed)
-    """Layers that `--float-precision` has rounded in the graph before the passes."""
+    relaxed: Mapping[str, Relaxed] = field(default_factory=dict)
+    """By option, layers that it has rounded in the graph before the passes."""
     layers: list[Layer] = field(default_factory=list)
     """How each convolution and dense layer is computed, for the report."""
 
@@ -76,10 +75,17 @@ class Pass:
 def _binarize(graph: Graph, made: Compilation) -> None:
     method = chooser(made.target, made.options.few_bit)
     layers = binarize(graph, method, partial(in_slices, target=made.target))
-    names, how = set(made.rounded.names), f"--float-precision {made.options.float_precision}"
+    rounded, quantized = (
+        set(made.relaxed[option].names) if option in made.relaxed else set[str]()
+        for option in ("float_precision", "activations")
+    )
+    how = f"--float-precision {made.options.float_precision}"
+    when = f"--activations {made.options.activations}"
     made.layers = [
         replace(x, bits=(16, 16), reason=f"{x.reason}; its operands are rounded ({how})")
-        if x.name in names
+        if x.name in rounded
+        else replace(x, reason=f"{x.reason}; its data are quantized by rows ({when})")
+        if x.name in quantized
         else x
         for x in layers
     ]
@@ -152,15 +158,11 @@ PASSES = (
 """The passes, in order; docs/exactness.md explains why each preserves the model's results."""
 
 
-def rounded_layers(graph: Graph, options: CompileOptions, target: TargetSpec) -> Relaxed:
-    """Return the float layers of a loaded graph that `--float-precision` rounds."""
-    if options.float_precision == "float32":
-        return Relaxed()
-    found, whole = Compilation(options, target), copy_of(graph)
+def choose_methods(graph: Graph, made: Compilation) -> None:
+    """Run the passes as far as `made` says how each layer is computed; modifies `graph`."""
     for step in PASSES[: 1 + next(i for i, p in enumerate(PASSES) if p.run is _binarize)]:
-        other = step.run(whole, found)
-        whole = other if isinstance(other, Graph) else whole
-    return choose_layers(graph, found.layers)
+        other = step.run(graph, made)
+        graph = other if isinstance(other, Graph) else graph
 
 
 def to_physical(graph: Graph, made: Compilation) -> Graph:

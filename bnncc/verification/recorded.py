@@ -31,7 +31,7 @@ def options_of(artifact: Artifact) -> CompileOptions:
         input_shapes={t.name: t.shape for t in artifact.inputs if t.name not in bytewise},
         max_dims=dict(bound for t in artifact.inputs for bound in t.bounds),
         in_place=semantics.get("in_place", {}),
-        **{name: semantics[name] for name in CHOICES},
+        **{name: semantics[name] for name in CHOICES if name in semantics},
         check_finite=semantics["check_finite"],
         input_uint8=images,
         input_transform=transform,

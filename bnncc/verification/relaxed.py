@@ -14,11 +14,12 @@ from bnncc.ir.evaluate import evaluate
 from bnncc.ir.graph import Graph
 from bnncc.options import CompileOptions, Uint8Input
 from bnncc.targets.spec import TargetSpec
+from bnncc.transform.activations import quantize_rows
 from bnncc.transform.first_layer import relax_first_layer
 from bnncc.transform.float_precision import round_layers
 from bnncc.transform.half_floats import round_floats
 from bnncc.transform.image import take_uint8
-from bnncc.transform.pipeline import rounded_layers
+from bnncc.transform.relaxations import quantized_layers, rounded_layers
 
 Array = np.ndarray[Any, Any]
 
@@ -38,8 +39,15 @@ class Relaxed:
     """Tensors of the model that rounded convolutions read: bytes may not exist in this form."""
     whole: frozenset[str] = frozenset()
     """Outputs of the whole model: what lies between kernels is rounded where all of them are."""
+    quantized: frozenset[str] = frozenset()
+    """What the layers make whose data `--activations` quantizes."""
     rounded: frozenset[str] = frozenset()
     """What the layers make that `--float-precision` rounds."""
+
+    @property
+    def inside(self) -> bool:
+        """Whether layers are rounded that do not read an input."""
+        return bool(self.quantized or self.rounded)
 
     @classmethod
     def of(
@@ -69,13 +77,15 @@ class Relaxed:
         graph, _ = cls("float32", "float32", pixels, images).loaded(model, feeds)
         first = set(relax_first_layer(graph, operands).layers)
         assert isinstance(options.target, TargetSpec)
+        quantized = frozenset(quantized_layers(graph, options, options.target).layers)
+        quantize_rows(graph, quantized)
         rounded = frozenset(rounded_layers(graph, options, options.target).layers)
-        if not first | rounded and float_type == "float32":
+        if not first | quantized | rounded and float_type == "float32":
             return None
         made = [n for n in model.graph.node if first.intersection(n.output)]
         read = frozenset(n.input[0] for n in made)
         whole = frozenset(output.name for output in model.graph.output)
-        return cls(operands, float_type, pixels, images, read, whole, rounded)
+        return cls(operands, float_type, pixels, images, read, whole, quantized, rounded)
 
     def run(self, model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run `model`; return its outputs by name."""
@@ -90,5 +100,6 @@ class Relaxed:
         relax_first_layer(graph, self.operands)
         if self.float_type != "float32" and self.whole.issubset(graph.outputs):
             round_floats(graph)
+        quantize_rows(graph, self.quantized)
         round_layers(graph, self.rounded)
         return graph, {k: self.pixels.get(k, v) for k, v in feeds.items()}

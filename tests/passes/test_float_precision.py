@@ -21,7 +21,8 @@ from bnncc.targets.catalog import resolve
 from bnncc.topi_binary.spec import Conv2d
 from bnncc.transform.float_precision import round_layers
 from bnncc.transform.physical import KERNEL
-from bnncc.transform.pipeline import Compilation, rounded_layers, to_physical
+from bnncc.transform.pipeline import Compilation, to_physical
+from bnncc.transform.relaxations import rounded_layers
 from tests.kernel_harness import HERE
 
 pytestmark = pytest.mark.sampled(3)
@@ -115,7 +116,7 @@ def test_kernels_multiply_bfloat16() -> None:
     graph, target = load(model()), resolve("native")
     found = rounded_layers(graph, OPTIONS, target)
     round_layers(graph, found.layers)
-    physical = to_physical(graph, Compilation(OPTIONS, target, rounded=found))
+    physical = to_physical(graph, Compilation(OPTIONS, target, relaxed={"float_precision": found}))
     specs = [n.attrs["spec"] for n in physical.nodes if n.op == KERNEL]
     operands = [s.operands for s in specs if isinstance(s, Conv2d)]
     assert operands == ["bfloat16", "bfloat16", "bfloat16", "float32", "bfloat16"]

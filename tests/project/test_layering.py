@@ -42,7 +42,7 @@ MAY_IMPORT = {
         "errors trace options input_transforms report topi_binary targets schedules ir frontend "
         "recognise"
     ),
-    "notices": "report targets schedules records transform",
+    "notices": "report options targets schedules records transform",
     "codegen": (
         "_version errors files report topi_binary targets schedules ir records transform runtime"
     ),
