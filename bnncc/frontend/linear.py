@@ -3,6 +3,7 @@
     QuantizeLinear(x, s, z)              ->  q = Clip(Round(x / s) + z)
     Clip(q, low, high), MaxPool(q), ...  ->  the same on the floats
     DequantizeLinear(q, s, z)            ->  (q - z) * s
+    Cast(Clip(Round(x), 0, 255))         ->  Clip(Round(x), 0, 255)          where floats read it
 
 Integer tensors remain only where other operators read them. So types without arithmetic (INT4,
 UINT2) are no problem, and passes see rounding, bounds and scale of every exporter in one form.
@@ -38,10 +39,14 @@ INTEGERS = {
 
 _QUANTIZED = {*INTEGERS, *CARRIERS, "int32"}
 _ALIKE = {
-    *("Clip", "Concat", "Flatten", "Gather", "Identity", "MaxPool", "Relu", "Reshape", "Slice"),
-    *("Split", "Squeeze", "Transpose", "Unsqueeze"),
+    *("Clip", "Concat", "DepthToSpace", "Flatten", "Gather", "Identity", "MaxPool", "Pad"),
+    *("ReduceMax", "Relu", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Transpose"),
+    "Unsqueeze",
 }
 """Operators that treat floats and integers alike."""
+
+_NEAR, _DEPTH = 16, 4
+"""How many of the last nodes are searched for what makes a tensor, and how many lie in between."""
 
 Twins = MutableMapping[str, str]
 """By integer tensor: the float32 tensor with the same numbers."""
@@ -71,6 +76,10 @@ def as_floats(node: Node, graph: Graph, twins: Twins) -> Iterator[Node] | None:
     """
     if node.op == "Cast" and (_narrow(node.inputs[0], graph) or _cast_type(node) in CARRIERS):
         return _cast_narrow(node, graph, twins)
+    if node.op == "Cast" and _cast_type(node) == "float32" and node.inputs[0] in twins:
+        return iter([Node("Identity", [twins[node.inputs[0]]], node.outputs, {}, node.name)])
+    if node.op == "Cast" and _cast_type(node) in INTEGERS and _is_held(node, graph):
+        twins[node.outputs[0]] = node.inputs[0]
     if node.op in ("DequantizeLinear", "QuantizeLinear"):
         to = node.op == "QuantizeLinear"
         narrow = _target(node, graph) if to else graph.types[node.inputs[0]].dtype
@@ -95,6 +104,39 @@ def _cast_type(node: Node) -> str:
     code = int(node.attrs["to"])
     known = code in TensorProto.DataType.values() and code != TensorProto.UNDEFINED
     return str(np.dtype(helper.tensor_dtype_to_np_dtype(code)).name) if known else ""
+
+
+def _is_held(node: Node, graph: Graph) -> bool:
+    """Whether the operand of a Cast is float32, limited to integers that its type holds."""
+    clip, (low, high) = _maker(node.inputs[0], graph), INTEGERS[_cast_type(node)]
+    if clip is None or clip.op != "Clip" or graph.types[node.inputs[0]].dtype != "float32":
+        return False
+    bounds = [graph.constants.get(clip.input(k)) for k in (1, 2)]
+    least, most = (None if b is None or b.size != 1 else float(b.reshape(())) for b in bounds)
+    if least is None or most is None or not low <= least <= most <= high:
+        return False
+    return _is_whole(node.inputs[0], graph, _DEPTH)
+
+
+def _is_whole(name: str, graph: Graph, depth: int) -> bool:
+    """Whether a float tensor is known to hold integers."""
+    if (value := graph.constants.get(name)) is not None:
+        return bool((np.rint(value) == value).all())
+    made = _maker(name, graph)
+    if made is None or depth == 0:
+        return False
+    if made.op in ("Round", "Floor", "Ceil"):
+        return True
+    if made.op == "Cast":
+        return graph.types[made.inputs[0]].dtype in INTEGERS
+    if made.op not in ("Add", "Sub", "Clip", "Identity", "Relu"):
+        return False
+    return all(_is_whole(x, graph, depth - 1) for x in made.inputs if x)
+
+
+def _maker(name: str, graph: Graph) -> Node | None:
+    """Return the node that makes a tensor, if it is one of the last."""
+    return next((n for n in reversed(graph.nodes[-_NEAR:]) if name in n.outputs), None)
 
 
 def _target(node: Node, graph: Graph) -> str:
@@ -268,8 +310,9 @@ def _parameter(write: Expression, index: int) -> np.ndarray:
 def _alike(node: Node, graph: Graph, twins: Twins) -> Iterator[Node]:
     write = Expression(node, graph)
     dtype, inputs = write.type().dtype, list(node.inputs)
-    for k in range(len(inputs)) if node.op in ("Clip", "Concat") else range(1):
-        if inputs[k]:
+    numbers = {"Clip": range(3), "Concat": range(len(inputs)), "Pad": (0, 2)}
+    for k in numbers.get(node.op, (0,)):
+        if k < len(inputs) and inputs[k]:
             inputs[k] = twins.get(inputs[k]) or write.cast(inputs[k], "float32")
     yield from write.nodes
     outs = [graph.fresh(f"{name}.float") if name else "" for name in node.outputs]

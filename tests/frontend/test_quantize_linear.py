@@ -165,3 +165,73 @@ def test_weights_of_four_bits_with_float16_scales() -> None:
     x = RNG.random((3, 12)).astype(np.float32)
     wanted = ReferenceEvaluator(proto).run(None, {"x": x})[0]
     np.testing.assert_allclose(evaluate(load(proto), {"x": x})["y"], wanted, 1e-5, 1e-4)
+
+
+BETWEEN = {
+    "nothing": ("", "a", (16, 16, 3, 3)),
+    "pool": ("p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(a)", "p", (16, 16, 3, 3)),
+    "flatten": ("p = Flatten(a)", "p", (16 * 36, 8)),
+    "reshape": ("p = Reshape(a, flat)", "p", (16 * 36, 8)),
+    "pool, flatten": ("m = MaxPool<kernel_shape=[2,2], strides=[2,2]>(a) p = Flatten(m)", "p",
+                      (16 * 9, 8)),
+    "concat": ("p = Concat<axis=1>(a, q)", "p", (16, 24, 3, 3)),
+    "pad": ("p = Pad(a, pads, zero)", "p", (16, 16, 3, 3)),
+    "split": ("p, o = Split<axis=1, num_outputs=2>(a)", "p", (16, 8, 3, 3)),
+    "transpose": ("p = Transpose<perm=[0,1,3,2]>(a)", "p", (16, 16, 3, 3)),
+    "to depth": ("p = SpaceToDepth<blocksize=2>(a)", "p", (16, 64, 1, 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+@pytest.mark.parametrize("between", BETWEEN)
+def test_moves_of_integers_between_layers(between: str, kind: str) -> None:
+    """What pools and moves integers in a file of QLinear operators moves levels here."""
+    moves, name, shape = BETWEEN[between]
+    op = "QLinearConv" if len(shape) == 4 else "QLinearMatMul"
+    body = (
+        "q = QuantizeLinear(x, s, zero) "
+        "a = QLinearConv<pads=[1,1,1,1]>(q, s, zero, w, t, wz, u, zero) "
+        f"{moves} c = {op}({name}, u, zero, v, t, wz, u, zero) y = DequantizeLinear(c, u, zero)"
+    )
+    header = '<ir_version: 9, opset_import: ["" : 21]>'
+    out = "a,b,c,d" if len(shape) == 4 else "a,b"
+    proto = onnx.parser.parse_model(
+        f"{header} net (float[1,8,6,6] x) => (float[{out}] y) {{{body}}}"
+    )
+    constants = {
+        "s": np.float32(0.5), "t": np.float32(0.01234), "u": np.float32(1.25),
+        "zero": np.array(3, kind), "wz": np.int8(0),
+        "w": RNG.integers(-100, 100, (16, 8, 3, 3)).astype("i1"),
+        "v": RNG.integers(-100, 100, shape).astype("i1"),
+        "flat": np.array([1, -1]), "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
+    }  # fmt: skip
+    words = set(body.replace(",", " ").replace("(", " ").replace(")", " ").split())
+    for key, value in constants.items():
+        if key in words:
+            proto.graph.initializer.append(numpy_helper.from_array(np.asarray(value), key))
+    artifact = bnncc.compile(proto, target="x86-64-v2")
+    assert [x["kind"] for x in artifact.report["layers"]] == ["few_bit"] * 2
+    x = (RNG.standard_normal((1, 8, 6, 6)) * 20).astype("f")
+    wanted = ReferenceEvaluator(proto).run(None, {"x": x})[0]
+    found = artifact.run({"x": x})["y"]
+    off = np.abs(found - wanted) / 1.25  # a sum near half a step may round either way
+    assert off.max() <= 1.001
+    assert (off > 0.001).sum() <= max(1, off.size // 100)
+    assert bnncc.verify(proto, artifact)["right"]
+
+
+def test_casts_that_wrap_are_no_levels() -> None:
+    """A Cast of numbers that its type may not hold is what it was."""
+    body = "r = Round(x) c = Clip(r, lo, hi) i = Cast<to=2>(c) f = Cast<to=1>(i) y = Mul(f, two)"
+    header = '<ir_version: 9, opset_import: ["" : 18]>'
+    for high, kept in ((255, False), (300, True)):
+        proto = onnx.parser.parse_model(f"{header} net (float[8] x) => (float[8] y) {{{body}}}")
+        for key, value in {"lo": 0, "hi": high, "two": 2}.items():
+            proto.graph.initializer.append(numpy_helper.from_array(np.float32(value), key))
+        graph = load(proto)
+        readers = [n.op for n in graph.nodes if "i" in n.inputs]
+        assert readers == ["Cast"] * kept
+        x = np.array([-3, 0, 0.5, 1.5, 100, 254.5, 255, 290], "f")
+        if high == 255:
+            wanted = 2 * np.clip(np.rint(x), 0, 255)
+            np.testing.assert_array_equal(evaluate(graph, {"x": x})["y"], wanted)
