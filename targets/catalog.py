@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,15 @@ _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 _AMX = (
     "avx512_vpopcntdq", "avx512_vnni", "avx512_bf16", "gfni", "amx_tile", "amx_int8", "amx_bf16",
 )  # fmt: skip
-_AMX_MATTR = (
-    "+avx512vpopcntdq", "+avx512vnni", "+avx512bf16", "+gfni", "+amx-tile", "+amx-int8",
-    "+amx-bf16",
-)  # fmt: skip
+LLVM_NAMES = {
+    "avx512_vpopcntdq": "avx512vpopcntdq", "avx512_vnni": "avx512vnni", "avx_vnni": "avxvnni",
+    "avx512_bf16": "avx512bf16", "gfni": "gfni", "amx_tile": "amx-tile", "amx_int8": "amx-int8",
+    "amx_bf16": "amx-bf16", "asimd": "neon", "asimddp": "dotprod", "neon": "neon", "dsp": "dsp",
+    "mve": "mve", "simd128": "simd128", "zvbb": "zvbb",
+}  # fmt: skip
+"""LLVM's names of features that kernels make use of where they are listed."""
+
+_AMX_MATTR = tuple(f"+{LLVM_NAMES[feature]}" for feature in _AMX)
 
 _ARM64 = TargetSpec(
     "arm64",
@@ -223,8 +229,15 @@ _CORES = {
 }
 """Targets for Arm's cores without dot products, by number."""
 
-_DOT_PRODUCTS = {"avx512_vnni": "+avx512vnni", "avx512_bf16": "+avx512bf16"}
-"""Features that only ``--first-layer`` makes use of, with LLVM's names."""
+_DOT_PRODUCTS = "avx512_vnni", "avx512_bf16"
+"""Features that only ``--first-layer`` makes use of."""
+
+_CHOICES = {
+    "kind": ("llvm", "cuda", "c"),
+    "popcount": ("vector", "bytes", "lookup", "neon", "neon-dot"),
+    "engine": ("", "simt", "mma", "wgmma", "int8"),
+}
+"""Possible values of fields of `TargetSpec`."""
 
 
 def names() -> list[str]:
@@ -292,7 +305,7 @@ def native() -> TargetSpec:
                 name=NATIVE,
                 base=spec.family,
                 triple=host.triple() or spec.triple,
-                mattr=(*spec.mattr, *(_DOT_PRODUCTS[f] for f in more)),
+                mattr=(*spec.mattr, *(f"+{LLVM_NAMES[f]}" for f in more)),
                 features=(*spec.features, *more),
                 l1_bytes=l1 or spec.l1_bytes,
                 l2_bytes=l2 or spec.l2_bytes,
@@ -340,7 +353,31 @@ def load(path: Path) -> TargetSpec:
     values = {**values, "name": path.stem, **raw}
     values.setdefault("kind", "llvm")
     _check(path, values)
+    _match_features(path, values, raw)
     return TargetSpec.of(values)
+
+
+def _match_features(path: Path, values: dict[str, Any], raw: Mapping[str, Any]) -> None:
+    """Have features and LLVM's names say the same: LLVM aborts on instructions unknown to it.
+
+    What ``mattr`` takes away is not inherited from the base, and what the file lists is added.
+
+    Raises
+    ------
+    TargetError
+        If the file lists what ``mattr`` takes away.
+    """
+    mattr, features = list(values.get("mattr", ())), list(values.get("features", ()))
+    lost = [f for f in features if f"-{LLVM_NAMES.get(f, f)}" in mattr]
+    if lost and "features" in raw:
+        raise TargetError(
+            f"target file {path}: `features` has {lost[0]}, which `mattr` takes away",
+            hint="leave one of them out",
+        )
+    if "features" in raw:
+        names = [f"+{LLVM_NAMES[feature]}" for feature in features if feature in LLVM_NAMES]
+        mattr += [name for name in dict.fromkeys(names) if name not in mattr]
+    values.update(mattr=mattr, features=[f for f in features if f not in lost])
 
 
 def _check(path: Path, values: dict[str, Any]) -> None:
@@ -360,3 +397,7 @@ def _check(path: Path, values: dict[str, Any]) -> None:
             raise TargetError(f"target file {path}: `{name}` is {value!r}, expected {wanted}")
     if "mcpu" not in values:
         raise TargetError(f"target file {path}: `mcpu` is missing")
+    for name, known in _CHOICES.items():
+        if (value := values.get(name, known[0])) not in known:
+            said = ", ".join(choice for choice in known if choice)
+            raise TargetError(f"target file {path}: `{name}` is `{value}`, not one of {said}")

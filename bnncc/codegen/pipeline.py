@@ -23,9 +23,10 @@ from bnncc.codegen.origins import Origins
 from bnncc.codegen.outputs import through_outputs, with_outputs
 from bnncc.codegen.shape_functions import ShareShapeFunctions
 from bnncc.codegen.sizes import SortSizes
-from bnncc.errors import message_lines
+from bnncc.errors import TargetError, message_lines
 from bnncc.ir import dims
 from bnncc.records.database import Records
+from bnncc.targets.catalog import LLVM_NAMES
 from bnncc.targets.gpus import shared_bytes
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.signature import spec_of
@@ -71,7 +72,13 @@ def legalize(module: tvm.IRModule, target: TargetSpec, origins: Origins) -> tvm.
     -------
     tvm.IRModule
         ``main`` calls PrimFuncs; our own have the attribute `SPEC_ATTR`.
+
+    Raises
+    ------
+    TargetError
+        From `require_instructions`.
     """
+    require_instructions(target)
     register()
     ours = [f"relax.bnncc.{name}" for name in OPERATORS]
     # A reshape is the same memory, but RewriteCUDAGraph captures nothing else than kernels.
@@ -366,6 +373,27 @@ def compiled(target: TargetSpec, build: Callable[[tvm.target.Target], Made]) -> 
         if "LLVM module verification failed" not in str(error):
             raise
     return build(tvm_target(target, slp=False))
+
+
+def require_instructions(target: TargetSpec) -> None:
+    """Require that LLVM makes the instructions of all features of a target.
+
+    Raises
+    ------
+    TargetError
+        If LLVM's processor lacks a feature: it would abort where a kernel makes use of it.
+    """
+    if target.kind != "llvm":
+        return
+    made = tvm.get_global_func("target.llvm_get_cpu_features")(tvm_target(target))
+    known = {str(name) for name in made}
+    for feature in target.features:
+        if (name := LLVM_NAMES.get(feature, "")) and name not in known:
+            raise TargetError(
+                f"target {target.name}: its features have {feature}, but LLVM's {target.mcpu} has "
+                f"no `{name}`",
+                hint="leave it out of `features`, or set another `mcpu`",
+            )
 
 
 def tvm_target(target: TargetSpec, *, slp: bool = True) -> tvm.target.Target:

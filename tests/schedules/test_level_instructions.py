@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.boards import BOARDS
 from bnncc.driver import compile_c, compile_model
+from bnncc.errors import TargetError
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.options import CompileOptions
@@ -77,7 +78,7 @@ def test_no_floats_without_a_unit_for_them(bits: tuple[int, int], target: str) -
 
 
 def test_planes_where_there_are_few() -> None:
-    for target in ("arm64-dotprod", "cortex-m4", "native", "x86-64-v4-vpopcntdq"):
+    for target in ("arm64-dotprod", "cortex-m4", "x86-64-v4-vpopcntdq"):
         assert chosen(CONV, 1, 2, target).form == "planes"
     assert chosen(CONV, 2, 2, "arm64").form == "planes"
     assert chosen(CONV, 2, 2, "arm64-dotprod").method == "bytes"
@@ -172,3 +173,14 @@ def test_networks_on_a_board(target: str, bits: tuple[int, int], tmp_path: Path)
     assert (status, ": 0 of " in said) == (0, True), said
     # Code and weights: float32 alone would take 4 x 49,788 bytes.
     assert made.report["device"]["flash_bytes"] < 49_788 * bits[0] / 8 + 40_000
+
+
+def test_target_files_without_the_instructions(tmp_path: Path) -> None:
+    """A Cortex-M33 may lack the DSP extension; and LLVM must know what the features promise."""
+    path = tmp_path / "board.json"
+    path.write_text('{"base": "cortex-m33", "mattr": ["-dsp"]}')
+    made = compile_c(network(4, 4), CompileOptions(target=str(path), confirm=False))
+    assert {layer["kind"] for layer in made.report["layers"]} == {"few_bit"}
+    path.write_text('{"base": "arm64-dotprod", "mcpu": "cortex-a72", "mattr": []}')
+    with pytest.raises(TargetError, match="have asimddp, but LLVM's cortex-a72 has no `dotprod`"):
+        compile_c(network(4, 4), CompileOptions(target=str(path), confirm=False))

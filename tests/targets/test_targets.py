@@ -67,6 +67,12 @@ def test_file_fills_in_its_base(tmp_path: Path) -> None:
         ('{"mcpu": "znver4", "vector_bits": "512"}', "is '512', expected a whole number above 0"),
         ('{"base": "arm64", "mattr": 5}', "`mattr` is 5, expected a list of texts"),
         ("{}", "`mcpu` is missing"),
+        ('{"base": "arm64", "popcount": "none"}', "`popcount` is `none`, not one of vector, bytes"),
+        ('{"base": "arm64", "kind": "metal"}', "`kind` is `metal`, not one of llvm, cuda, c"),
+        (
+            '{"base": "cortex-m4", "mattr": ["-dsp"], "features": ["thumb2", "dsp"]}',
+            "`features` has dsp, which `mattr` takes away",
+        ),
     ],
 )
 def test_bad_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -74,6 +80,16 @@ def test_bad_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
     path.write_text(text)
     with pytest.raises(TargetError, match=message):
         catalog.load(path)
+
+
+def test_files_agree_with_llvm_on_features(tmp_path: Path) -> None:
+    """A feature that LLVM is not told of makes it abort where a kernel uses its instructions."""
+    path = tmp_path / "board.json"
+    path.write_text('{"base": "cortex-m33", "mattr": ["-dsp"]}')
+    assert catalog.load(path).features == ("thumb2", "fpv5-sp")
+    path.write_text('{"base": "arm64", "features": ["asimd", "asimddp"]}')
+    spec = catalog.load(path)
+    assert (spec.features, spec.mattr) == (("asimd", "asimddp"), ("+neon", "+dotprod"))
 
 
 def test_absent_file_is_refused(tmp_path: Path) -> None:
