@@ -19,6 +19,7 @@ _IMAGE = (
     "on the input, or --input-transform, makes it binary"
 )
 _INPUT = "the first layer usually stays float; sign() on the input makes it binary"
+_DENSE = "; --activations int8 quantizes the data at run time, on CPUs"
 _SIGNED_WEIGHTS = "scale[o] * sign(w), with one scale for each output channel o"
 
 
@@ -66,11 +67,12 @@ def data(node: Node, name: str, graph: Graph, producers: dict[str, Node]) -> Why
     source = unmoved(name, producers)
     reason = f"its input `{source}` is real-valued" + maker(source, producers)
     made = producers.get(source)
+    remedy = "apply sign() to the input of the layer, or quantize it to at most 8 bits"
     if made is None:
-        return reason, _of_input(node, source, graph)
-    if made.op == "Relu":
-        return reason, "apply sign() after the Relu (0 and 1 are binary too), or instead of it"
-    return reason, "apply sign() to the input of the layer, or quantize it to at most 8 bits"
+        remedy = _of_input(node, source, graph)
+    elif made.op == "Relu":
+        remedy = "apply sign() after the Relu (0 and 1 are binary too), or instead of it"
+    return reason, remedy + _DENSE * (node.op != "Conv")
 
 
 def few_bytes(node: Node, name: str, graph: Graph, producers: dict[str, Node], depth: Dim) -> Why:
@@ -89,7 +91,7 @@ def few_bit_weights(
     """Return why a layer with few-bit weights is float: because of its data."""
     reason, remedy = data(node, name, graph, producers)
     if unmoved(name, producers) in producers:
-        remedy = "quantize its data to at most 8 bits, too"
+        remedy = "quantize its data to at most 8 bits, too" + _DENSE * (node.op != "Conv")
     else:
         remedy = f"declare what the input holds, or quantize it to at most 8 bits; {remedy}"
     return f"{reason}, while its weights have {found.bits} bits", remedy

@@ -195,6 +195,17 @@ def test_what_is_said_where_nothing_changes() -> None:
         bnncc.compile(proto, activations=unknown)
 
 
+def test_reports_name_the_option() -> None:
+    for kind in ("signs", "int4"):
+        for body in (f"y = MatMul(x, {kind})", f"r = Tanh(x) y = MatMul(r, {kind})"):
+            proto = model(body)
+            (layer,) = bnncc.compile(proto, target="x86-64-v2").report["layers"]
+            assert layer["remedy"].count("--activations int8 quantizes the data at run time") == 1
+    image = model("r = Tanh(x) y = Conv(r, image)", "float[1,4,5,5] x", "a,b,c,d")
+    (layer,) = bnncc.compile(image, target="x86-64-v2").report["layers"]
+    assert "--activations" not in layer["remedy"]  # it is for dense layers
+
+
 def test_artifacts_of_before_the_option(tmp_path: Path) -> None:
     """An artifact that does not record the option is read as if it had its default."""
     proto = model("y = MatMul(x, ternary)")
