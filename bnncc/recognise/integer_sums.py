@@ -141,8 +141,10 @@ def _within(inner: _Range, outer: _Range) -> bool:
 
 
 def _limits(name: str, graph: Graph, producers: dict[str, Node]) -> _Range | None:
-    """Return the bounds of a float tensor that is rounded and limited, in either order."""
+    """Return the bounds of a float tensor that is rounded, limited (in either order) and moved."""
     first = producers.get(name)
+    while first is not None and first.op in _VIEWS:
+        first = producers.get(first.inputs[0])
     second = producers.get(first.inputs[0]) if first is not None else None
     if first is None or second is None:
         return None
