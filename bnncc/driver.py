@@ -35,6 +35,7 @@ from bnncc.options import (
     FloatType,
     SignZero,
     Uint8Input,
+    flag,
     refuse_type,
 )  # fmt: skip
 from bnncc.recognise.dabnn import assume_dabnn
@@ -399,7 +400,7 @@ def _target(options: CompileOptions) -> TargetSpec:
     if options.in_place and target.kind == "cuda":
         raise UsageError(f"--in-place needs a CPU target, and {target.name} is not one")
     for name in ("activations", "float_precision", "float_products"):
-        option, chosen = f"--{name.replace('_', '-')}", getattr(options, name)
+        option, chosen = flag(name), getattr(options, name)
         if chosen != "float32" and target.kind == "cuda":
             raise UsageError(
                 f"{option} {chosen} needs a CPU target, and {target.name} is not one",

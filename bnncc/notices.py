@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from bnncc import report
-from bnncc.options import CompileOptions
+from bnncc.options import CompileOptions, flag
 from bnncc.records.database import Records
 from bnncc.schedules import dot_product_missing
 from bnncc.targets.spec import TargetSpec
@@ -108,13 +108,15 @@ def rounded(
         operands = getattr(options, name)
         if operands == "float32":
             continue
-        option = f"--{name.replace('_', '-')} {operands}"
+        option = f"{flag(name)} {operands}"
         kept = [f"{option}: {line}" for line in _staying(found.kept)]
         lines += kept
         if not found.layers and not kept:
             lines.append(f"{option}: {_NONE[name]}")
+        if name == "activations":  # few-bit layers have kernels for every target
+            continue
         missing = dot_product_missing(operands, target)
-        if found.layers and missing and name != "activations":
+        if found.layers and missing:
             lines.append(
                 f"{option}: {target.name} lacks {missing}, so the rounded numbers are multiplied "
                 "as float32, which is no faster"
@@ -141,7 +143,7 @@ def lost(option: str, value: str, default: str, seconds: float, plain: float) ->
     if seconds <= LOSS * plain:
         return ()
     return (
-        f"--{option.replace('_', '-')} {value} is slower than {default} on this machine: "
+        f"{flag(option)} {value} is slower than {default} on this machine: "
         f"{seconds * 1e6:.3g} us for its kernels, {plain * 1e6:.3g} us for those without it "
         f"({seconds / plain:.2f} x)",
     )

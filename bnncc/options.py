@@ -189,6 +189,17 @@ class CompileOptions:
                 refuse_type("tuning_dir", folder, "a path")
 
 
+def flag(option: str) -> str:
+    """Return the command line's name of a field of `CompileOptions`.
+
+    Examples
+    --------
+    >>> flag("first_layer")
+    '--first-layer'
+    """
+    return f"--{option.replace('_', '-')}"
+
+
 def refuse_type(name: str, given: Any, wanted: str) -> NoReturn:
     """Refuse an argument of a wrong type.
 

@@ -187,7 +187,7 @@ def _side_by_side(codes: np.ndarray) -> np.ndarray:
 
 
 def start_values(
-    weight: np.ndarray, spec: FewBitConv2d, outside: float, below: int = 0
+    weight: np.ndarray, spec: FewBitConv2d, outside: float, offset: int = 0
 ) -> np.ndarray:
     """Return the initial value of the sums, for each border class and output channel.
 
@@ -197,7 +197,7 @@ def start_values(
         Weights of `spec`.
     outside : float
         Level of pixels outside the image; if it is a half-integer, `spec` is doubled.
-    below : int, default 0
+    offset : int, default 0
         Added to every level, inside the image and outside.
 
     Returns
@@ -212,7 +212,7 @@ def start_values(
         bits = planes_of(whole, spec.weight_bits, "xor").sum(axis=4, dtype=np.int64)
         scaled = (bits << np.arange(spec.weight_bits).reshape(-1, 1, 1, 1)).sum(axis=0)
         present = scaled * (2**spec.data_bits - 1) * factor
-    moved = factor * below * whole.sum(axis=(1, 2, 3))
+    moved = factor * offset * whole.sum(axis=(1, 2, 3))
     places = [*product(classes(spec, 0), classes(spec, 1))]
     out = np.zeros((len(places), blocks(weight.shape[0]) * LANES), np.int32)
     for number, place in enumerate(places):

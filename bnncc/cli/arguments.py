@@ -217,7 +217,7 @@ RENAMED = {"--records": "--tuning-dir", "--lock": "--lock-file"}
 """Deprecated options, and what they are called now."""
 
 OLD_VALUES = {
-    **{f"--{name.replace('_', '-')}": renamed for name, renamed in options.OLD_VALUES.items()},
+    **{options.flag(name): renamed for name, renamed in options.OLD_VALUES.items()},
     "--measure": {"clock": "time"},
 }
 """Deprecated values of options."""

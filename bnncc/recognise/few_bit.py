@@ -37,8 +37,8 @@ from bnncc.topi_binary.spec import LEVEL_FORM, FewBitConv2d
 
 FEW_BIT_CONV = "bnncc.FewBitConv"
 """Operator of a few-bit layer. Attributes: ``spec`` (without steps), ``weight`` (int16
-``[out_channels, kernel_h, kernel_w, channels]``), ``outside`` (level of the padding), ``below``
-(added to every level, by start values: ``acc = sum((k + below) * q)``), ``dot``
+``[out_channels, kernel_h, kernel_w, channels]``), ``outside`` (level of the padding), ``offset``
+(added to every level, by start values: ``acc = sum((k + offset) * q)``), ``dot``
 (exact a and b such that ``dot = a * acc + b``, b by channel), ``scale`` and ``bias`` (float64, ``y
 = scale * dot + bias``), ``top`` (a bound of ``|acc|``), ``bits`` of data and weights, and for the
 report ``reason`` (of the method) and ``remedy`` (what would make the layer binary)."""
@@ -158,10 +158,10 @@ def _padded_between(
     outside = outside_sums(node, found.whole, pads, *kinds)
     sums = found.whole.reshape(found.whole.shape[0], -1).sum(axis=1)
     multiples = _multiples(known, made.attrs["top"])
-    whole = multiples is not None or bool(made.attrs["below"])
+    whole = multiples is not None or bool(made.attrs["offset"])
     first, _, unit = multiples or (known.values[0], 1, 1.0)
-    if made.attrs["below"]:
-        first, unit = made.attrs["below"], known.step
+    if made.attrs["offset"]:
+        first, unit = made.attrs["offset"], known.step
     counted, rest = constants_outside(outside, sums, first, pad_value / unit, whole=whole)
     column, bias = (1, -1, 1, 1), bias_of(node, graph, len(sums))
     added = rest * (found.scale * unit).reshape(column) + bias.reshape(column)
@@ -261,7 +261,7 @@ def _multiples(known: Lattice, top: int) -> tuple[int, int, float] | None:
     return found if found is not None and top * abs(found[1]) < MAX_FLOAT else None
 
 
-def _below(known: Lattice, spec: FewBitConv2d) -> int:
+def _offset(known: Lattice, spec: FewBitConv2d) -> int:
     """Return what makes levels multiples of their step; 0 if nothing does, or sums are floats."""
     found = as_multiples(known.values)
     if found is None or found[0] % found[1] or spec.method == "floats":
@@ -275,13 +275,13 @@ def _made(
 ) -> Node:  # fmt: skip
     sums = whole.reshape(whole.shape[0], -1).sum(axis=1)
     bias, times = bias_of(node, graph, whole.shape[0]), 2 if spec.doubled else 1
-    top, below = _bound(known, whole, spec.doubled), 0
+    top, offset = _bound(known, whole, spec.doubled), 0
     if (multiples := _multiples(known, top)) is not None:
         first, step, unit = multiples
         dot, scale = (step, times * first * sums.astype(np.float64)), found.scale * unit / times
     else:
         dot, scale = (1, np.zeros(len(sums))), found.scale * known.step / times
-        if below := _below(known, spec):
+        if offset := _offset(known, spec):
             spec = replace(spec, starts=True)
         else:
             bias = bias + found.scale * known.values[0] * sums
@@ -293,7 +293,7 @@ def _made(
         "spec": spec,
         "weight": _joined(whole, groups, spec.groups),
         "outside": outside,
-        "below": below,
+        "offset": offset,
         "dot": dot,
         "scale": scale,
         "bias": bias,
@@ -308,4 +308,4 @@ def _made(
 def starts_of(node: Node) -> np.ndarray:
     """Return the initial values of a few-bit layer's accumulator."""
     a = node.attrs
-    return start_values(a["weight"], a["spec"], a["outside"], a["below"])
+    return start_values(a["weight"], a["spec"], a["outside"], a["offset"])

@@ -27,30 +27,10 @@ TINY = 1e-30
 """Rows whose greatest magnitude is smaller are quantized as if it were this."""
 
 
-def linear_layers(graph: Graph, layers: Iterable[Layer]) -> Relaxed:
-    """Return the output tensors of float layers whose data can be quantized, and why others cannot.
-
-    Parameters
-    ----------
-    graph : Graph
-        As loaded.
-    layers : iterable of Layer
-        How each layer is computed.
-    """
-    result, named = Relaxed(), {node.name: node for node in graph.nodes}
-    for layer in layers:
-        node = named.get(layer.name)
-        if layer.kind != "float" or node is None or node.op not in ("Gemm", "MatMul"):
-            continue
-        if why := _why_not(node, graph):
-            result.kept[layer.name] = why
-        else:
-            result.layers.append(node.outputs[0])
-            result.names.append(layer.name)
-    return result
-
-
-def _why_not(node: Node, graph: Graph) -> str:
+def why_not(node: Node, graph: Graph) -> str | None:
+    """Return why the data of a float layer cannot be quantized, or ""; None if it is not dense."""
+    if node.op not in ("Gemm", "MatMul"):
+        return None
     if graph.computed(node.inputs[1:]):
         return "weights or bias are computed at run time"
     data = graph.types[node.inputs[0]]
@@ -65,7 +45,7 @@ def of_few_bits(asked: Relaxed, layers: Iterable[Layer]) -> Relaxed:
     Parameters
     ----------
     asked : Relaxed
-        From `linear_layers`.
+        Float dense layers, from `first_layer.float_layers`.
     layers : iterable of Layer
         How each layer of the quantized graph is computed.
     """

@@ -10,6 +10,7 @@ differ in the last bit between correct implementations, and rounding would ampli
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +20,8 @@ from bnncc.ir.graph import Graph, Node
 from bnncc.ir.quantizers import QUANTIZED_CONV
 from bnncc.recognise.affine import affine_of
 from bnncc.recognise.operands import pad_of
+from bnncc.report import Layer
+from bnncc.report.facts import FLOAT_BITS
 from bnncc.topi_binary import quantization
 
 _MOVES = ("Transpose", "Identity", "Slice", "Reshape", "Squeeze", "Unsqueeze", "Pad")
@@ -35,6 +38,34 @@ class Relaxed:
     """Their names."""
     kept: dict[str, str] = field(default_factory=dict)
     """By name, why a candidate layer stays in float32."""
+
+
+def float_layers(
+    graph: Graph, layers: Iterable[Layer], why_not: Callable[[Node, Graph], str | None]
+) -> Relaxed:
+    """Return the float layers that can be rounded, and why others cannot.
+
+    Parameters
+    ----------
+    graph : Graph
+        As loaded.
+    layers : iterable of Layer
+        How each layer is computed.
+    why_not : callable
+        Returns why a layer cannot be rounded, or ""; None for layers that are not meant.
+    """
+    result, named = Relaxed(), {node.name: node for node in graph.nodes}
+    for layer in layers:
+        node = named.get(layer.name)
+        if layer.kind != "float" or layer.bits != (FLOAT_BITS, FLOAT_BITS) or node is None:
+            continue
+        why = why_not(node, graph)
+        if why:
+            result.kept[layer.name] = why
+        elif why is not None:
+            result.layers.append(node.outputs[0])
+            result.names.append(layer.name)
+    return result
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,14 @@ expect these next to layers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import numpy as np
 
 from bnncc.ir.graph import Graph, Node
 from bnncc.ir.halves import NARROW
 from bnncc.recognise.operands import pad_of
-from bnncc.report import Layer
 from bnncc.topi_binary.quantization import to_bfloat16
-from bnncc.transform.first_layer import Relaxed
 from bnncc.transform.physical import KERNEL
 
 OPERAND = "operand"
@@ -28,30 +26,8 @@ OPERAND = "operand"
 _MOVES = ("Transpose", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
-def choose_layers(graph: Graph, layers: Iterable[Layer]) -> Relaxed:
-    """Return the output tensors of float layers that can be rounded, and why others cannot.
-
-    Parameters
-    ----------
-    graph : Graph
-        As loaded.
-    layers : iterable of Layer
-        How each layer is computed.
-    """
-    result, named = Relaxed(), {node.name: node for node in graph.nodes}
-    for layer in layers:
-        node = named.get(layer.name)
-        if layer.kind != "float" or layer.bits != (32, 32) or node is None:
-            continue
-        if why := _why_not(node, graph):
-            result.kept[layer.name] = why
-        else:
-            result.layers.append(node.outputs[0])
-            result.names.append(layer.name)
-    return result
-
-
-def _why_not(node: Node, graph: Graph) -> str:
+def why_not(node: Node, graph: Graph) -> str:
+    """Return why the operands of a float layer cannot be rounded, or ""."""
     if node.op not in ("Conv", "Gemm", "MatMul"):
         return f"there are no kernels for {node.op}"
     if graph.computed(node.inputs[1:]):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from bnncc.ir.graph import Graph
-from bnncc.options import CompileOptions
+from bnncc.options import CompileOptions, flag
 from bnncc.recognise.binarize import binarize
 from bnncc.recognise.bounded import bound_roundings
 from bnncc.recognise.channel_scales import split_channel_scales
@@ -72,23 +72,27 @@ class Pass:
     """What it does, in a few words, for dumps and timing tables."""
 
 
+_RELAXED = {
+    "float_precision": "its operands are rounded",
+    "activations": "its data are quantized by rows",
+}
+"""What options do to layers, for the report."""
+
+
+def _described(layer: Layer, made: Compilation) -> Layer:
+    """Return a layer with what an option has done to it."""
+    for option, said in _RELAXED.items():
+        if option in made.relaxed and layer.name in made.relaxed[option].names:
+            reason = f"{layer.reason}; {said} ({flag(option)} {getattr(made.options, option)})"
+            bits = (16, 16) if option == "float_precision" else layer.bits
+            return replace(layer, bits=bits, reason=reason)
+    return layer
+
+
 def _binarize(graph: Graph, made: Compilation) -> None:
     method = chooser(made.target, made.options.few_bit)
     layers = binarize(graph, method, partial(in_slices, target=made.target))
-    rounded, quantized = (
-        set(made.relaxed[option].names) if option in made.relaxed else set[str]()
-        for option in ("float_precision", "activations")
-    )
-    how = f"--float-precision {made.options.float_precision}"
-    when = f"--activations {made.options.activations}"
-    made.layers = [
-        replace(x, bits=(16, 16), reason=f"{x.reason}; its operands are rounded ({how})")
-        if x.name in rounded
-        else replace(x, reason=f"{x.reason}; its data are quantized by rows ({when})")
-        if x.name in quantized
-        else x
-        for x in layers
-    ]
+    made.layers = [_described(layer, made) for layer in layers]
 
 
 def _products(graph: Graph, made: Compilation) -> None:

@@ -6,9 +6,10 @@ from bnncc.ir.graph import Graph, copy_of
 from bnncc.options import CompileOptions
 from bnncc.report import Layer
 from bnncc.targets.spec import TargetSpec
-from bnncc.transform.activations import linear_layers, of_few_bits, quantize_rows
-from bnncc.transform.first_layer import Relaxed, relax_first_layer
-from bnncc.transform.float_precision import choose_layers, round_layers
+from bnncc.transform import activations, float_precision
+from bnncc.transform.activations import of_few_bits, quantize_rows
+from bnncc.transform.first_layer import Relaxed, float_layers, relax_first_layer
+from bnncc.transform.float_precision import round_layers
 from bnncc.transform.half_floats import round_floats
 from bnncc.transform.image import take_uint8, transform_input
 from bnncc.transform.pipeline import Compilation, choose_methods
@@ -41,7 +42,7 @@ def quantized_layers(graph: Graph, options: CompileOptions, target: TargetSpec) 
     """Return the float layers of a loaded graph whose data `--activations` quantizes."""
     if options.activations == "float32":
         return Relaxed()
-    asked = linear_layers(graph, _layers(graph, options, target))
+    asked = float_layers(graph, _layers(graph, options, target), activations.why_not)
     trial = copy_of(graph)
     quantize_rows(trial, asked.layers)
     return of_few_bits(asked, _layers(trial, options, target))
@@ -51,7 +52,7 @@ def rounded_layers(graph: Graph, options: CompileOptions, target: TargetSpec) ->
     """Return the float layers of a loaded graph that `--float-precision` rounds."""
     if options.float_precision == "float32":
         return Relaxed()
-    return choose_layers(graph, _layers(graph, options, target))
+    return float_layers(graph, _layers(graph, options, target), float_precision.why_not)
 
 
 def _layers(graph: Graph, options: CompileOptions, target: TargetSpec) -> list[Layer]:
