@@ -52,6 +52,10 @@ TOGETHER = 8
 TURNED = 16, 8
 """Columns and rows that are transposed in registers: a cache line of each row that is read."""
 
+SHORT = 192
+"""Longest rows that are written a tile of each at a time: of longer ones, too many lines share a set
+of the L1 cache. What is read, keys of attention, is often rows of 4 KB, with the same problem."""
+
 LINES = 8
 """Cache lines from which a transposed block reads at once: the associativity of the L1 cache,
 because lines whose addresses differ by a power of two share a set."""
@@ -347,12 +351,18 @@ def _in_registers(sch: s_tir.Schedule, loops: list[Loop], parallel: bool) -> Non
     """Transpose tiles in registers."""
     *outer, row, column = loops
     lanes, places = TURNED
+    size = _extent(sch, column)
     row, lane = sch.split(row, [None, lanes])
     column, place = sch.split(column, [None, places])
-    sch.reorder(*outer, row, column, lane, place)
+    first, *inside = [row, column]
+    if 0 < size <= SHORT and size % (2 * places) == 0:
+        # Rows are read from start to end, and two tiles fill a cache line of each that is written.
+        column, half = sch.split(column, [None, 2])
+        first, *inside = [column, row, half]
+    sch.reorder(*outer, first, *inside, lane, place)
     sch.tensorize(lane, TRANSPOSE[places, lanes].register())
     if parallel:
-        sch.parallel(sch.fuse(*outer, row) if outer else row)
+        sch.parallel(sch.fuse(*outer, first) if outer else first)
 
 
 def _size(sch: s_tir.Schedule, loop: Loop) -> Expr:

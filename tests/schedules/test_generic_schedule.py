@@ -60,6 +60,8 @@ CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., relax.Expr]]] = {
     "transpose_heads": ([(1, 24, 3, 20)], lambda a: op.permute_dims(a, [0, 2, 3, 1])),
     "transpose_strips": ([(12, 9)], lambda a: op.nn.relu(op.permute_dims(a))),
     "transpose_tiles": ([(3, 24, 48)], lambda a: op.permute_dims(a, [0, 2, 1])),
+    "transpose_short": ([(3, 48, 64)], lambda a: op.permute_dims(a, [0, 2, 1])),
+    "transpose_long": ([(2, 208, 32)], lambda a: op.permute_dims(a, [0, 2, 1])),
     "transpose_odd": ([(7, 9)], lambda a: op.permute_dims(a)),
     "join_heads": (
         [(1, 3, 8, 32)],
