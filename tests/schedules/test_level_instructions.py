@@ -16,7 +16,7 @@ from bnncc.errors import TargetError
 from bnncc.frontend.onnx import load
 from bnncc.ir.evaluate import evaluate
 from bnncc.options import CompileOptions
-from bnncc.schedules import few_bit_method
+from bnncc.schedules import few_bit_method, multithreading
 from bnncc.targets import catalog
 from bnncc.topi_binary import few_bit_data
 from bnncc.topi_binary.spec import FewBitConv2d
@@ -30,10 +30,8 @@ DENSE = FewBitConv2d(1, 1, 1, 512, 256, (1, 1), rank=2)
 MICROCONTROLLERS = ("cortex-m0plus", "cortex-m4", "cortex-m33", "riscv32imc", "c99")
 
 
-def choice(
-    layer: FewBitConv2d, weight_bits: int, data_bits: int, target: str
-) -> tuple[FewBitConv2d, str]:
-    """Return the spec of the method that is chosen among all that are possible, and the reason."""
+def candidates(layer: FewBitConv2d, weight_bits: int, data_bits: int) -> list[FewBitConv2d]:
+    """Return the specs of all methods that are possible."""
     specs = []
     for method in few_bit_data.METHODS:
         bits = few_bit_data.code_bits(weight_bits, False) if method == "packed" else weight_bits
@@ -43,6 +41,14 @@ def choice(
             continue
         if method != "floats" or largest < few_bit_data.MAX_FLOAT:
             specs.append(spec)
+    return specs
+
+
+def choice(
+    layer: FewBitConv2d, weight_bits: int, data_bits: int, target: str
+) -> tuple[FewBitConv2d, str]:
+    """Return the spec of the method that is chosen, and the reason."""
+    specs = candidates(layer, weight_bits, data_bits)
     found = few_bit_method.choose(specs, catalog.resolve(target))
     assert found is not None
     return found
@@ -89,6 +95,19 @@ def test_weights_that_no_cache_holds() -> None:
     assert chosen(DENSE, 4, 8, "arm64").method == "floats"
     large = replace(DENSE, channels=4096, out_channels=4096)
     assert chosen(large, 4, 8, "arm64").method == "packed"
+
+
+@pytest.mark.parametrize("target", [t for t in catalog.CATALOG if not t.startswith("cuda")])
+@pytest.mark.parametrize("bits", [(2, 8), (4, 8), (8, 8), (4, 4), (2, 2)])
+def test_no_method_is_faster_without_being_larger(bits: tuple[int, int], target: str) -> None:
+    """Least of all where both are read from memory: W8A8 was counted in 64 pairs of planes there."""
+    spec = catalog.resolve(target)
+    for layer in (DENSE, replace(DENSE, channels=4096, out_channels=4096)):
+        made = chosen(layer, *bits, target)
+        size, work = few_bit_method.weight_bytes(made), multithreading.multiplying(made, spec)
+        for other in candidates(layer, *bits):
+            if few_bit_method.weight_bytes(other) <= size:
+                assert multithreading.multiplying(other, spec) >= work, other.method
 
 
 def test_small_weights_are_not_worth_longer_code() -> None:
