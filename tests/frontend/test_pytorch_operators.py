@@ -171,6 +171,35 @@ case("weight-norm-all", parametrizations.weight_norm(nn.Linear(8, 5), dim=None))
 case("weight-norm-old", nn.utils.weight_norm(nn.Conv2d(4, 6, 3)))
 case("spectral-norm", parametrizations.spectral_norm(nn.Conv2d(4, 6, 3)))
 case("orthogonal", parametrizations.orthogonal(nn.Linear(8, 8)))
+PACKED = torch.randint(0, 256, (4, 9), generator=GENERATOR, dtype=torch.uint8)
+
+
+def bases(x: Tensor, w: Tensor) -> Tensor:
+    """ABC-Net's weights: bases, and factors that solve a linear regression."""
+    signs = torch.stack([(w - shift).sign() for shift in (-0.5, 0.5)], 1)
+    factors = torch.inverse(signs.T @ signs) @ signs.T @ w
+    return sum(
+        f * F.conv2d(x, b.reshape(4, 4, 3, 3)) for f, b in zip(factors, signs.T, strict=True)
+    )
+
+
+def unpacked(x: Tensor, packed: Tensor) -> Tensor:
+    bits = (packed[:, None] >> torch.arange(4, dtype=torch.uint8)[:, None]) & 1
+    return F.conv2d(x, bits.reshape(4, 4, 3, 3) * 2.0 - 1)
+
+
+class Weighted(nn.Module):
+    def __init__(self, function: Callable[..., Tensor], weight: Tensor) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("weight", weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, self.weight)
+
+
+case("bases", Weighted(bases, rand(144)))
+case("unpacked", Weighted(unpacked, PACKED))
 
 
 class Signs(nn.Module):

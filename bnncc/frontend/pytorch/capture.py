@@ -97,6 +97,10 @@ def decomposed(program: Any, known: Callable[[str], bool]) -> Any:
         raise ModelError("torch.export would drop the autocast in it")
     implicit = torch.export.default_decompositions().materialize()
     try:
+        # What depends only on weights is computed as written: torch's decomposition of `inverse`,
+        # for example, checks the result through an effect, which a file cannot have.
+        program = program.run_decompositions({})  # without operators that modify their operands
+        _compute_constants(torch, program)
         for _ in range(_ROUNDS):
             unknown = {op for op in _operators(torch, program) if not known(_named(op))}
             table = {
@@ -107,17 +111,18 @@ def decomposed(program: Any, known: Callable[[str], bool]) -> Any:
             before, program = program, program.run_decompositions(table)
             if not table or _operators(torch, before) == _operators(torch, program):
                 break
-        _compute_constants(torch, program, known)
+        _compute_constants(torch, program)
     except Exception as error:  # of any kind
         text, hint = _reason(error)
         raise ModelError(f"torch.export cannot decompose it: {text}", hint=hint) from error
     return program
 
 
-def _compute_constants(torch: Any, program: Any, known: Callable[[str], bool]) -> None:
-    """Replace what unsupported operators compute from parameters and constants only by its value.
+def _compute_constants(torch: Any, program: Any) -> None:
+    """Replace what is computed from parameters and constants only by its value.
 
-    Weights from `torch.nn.utils.parametrizations.orthogonal` are an example.
+    Weights from `torch.nn.utils.parametrizations.orthogonal` are an example, and weights unpacked
+    with shifts: operators may be unsupported, or their operands.
     """
     signature = program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -142,32 +147,20 @@ def _compute_constants(torch: Any, program: Any, known: Callable[[str], bool]) -
         made = values.get(node)
         if node.op != "call_function" or not isinstance(made, torch.Tensor):
             continue
-        feeds = [n.target for n in _makers(node) if isinstance(n.target, torch._ops.OpOverload)]
-        if any(not known(_named(op)) for op in feeds):
+        if any(user not in values for user in node.users):
             _store(torch, program, node, made.detach())
     program.graph.eliminate_dead_code()
     program.graph_module.recompile()
-
-
-def _makers(node: Any) -> set[Any]:
-    """Return a node and the nodes that it is computed from."""
-    found, left = set(), [node]
-    while left:
-        item = left.pop()
-        if item not in found:
-            found.add(item)
-            left += item.all_input_nodes
-    return found
 
 
 def _store(torch: Any, program: Any, node: Any, value: Any) -> None:
     """Replace a node by a constant."""
     from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
-    name = f"computed_{node.name}"
     first = next(n for n in program.graph.nodes if n.op == "placeholder")
     with program.graph.inserting_before(first):
-        place = program.graph.placeholder(name)
+        place = program.graph.placeholder(f"computed_{node.name}")
+    name = place.target = place.name  # unique: another round may have stored one of this name
     place.meta["val"] = node.meta["val"]
     node.replace_all_uses_with(place)
     spec = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name), name)
