@@ -157,6 +157,21 @@ def two_sources(g: Network, x: str) -> str:
     return g("Sub", above(g, x, 0.1), above(g, turned, 0.4))
 
 
+def filled(g: Network, x: str) -> str:
+    """``x[x >= 0] = 1; x[x < 0] = -1``."""
+    y = g("Where", g("GreaterOrEqual", x, 0.0), 1.0, x)
+    return g("Where", g("Less", y, 0.0), -1.0, y)
+
+
+def filled_in_the_middle(g: Network, x: str) -> str:
+    """Three ranges, decided on the data as they were, and behind a clip."""
+    y = g("Clip", x, -0.9, 0.9)
+    z = g("Where", g("Greater", y, 0.5), 0.75, y)
+    z = g("Where", g("LessOrEqual", z, -0.5), -0.75, z)
+    inside = g("And", g("LessOrEqual", y, 0.5), g("Greater", y, -0.5))
+    return g("Where", g("Not", inside), z, 0.0)
+
+
 SPELLINGS: dict[str, tuple[Spelling, str]] = {
     "where": (where, "binary"),
     "difference of comparisons": (
@@ -203,6 +218,8 @@ SPELLINGS: dict[str, tuple[Spelling, str]] = {
         lambda g, x: g("Add", below(g, x, -0.3), below(g, x, 0.4)), "few_bit",
     ),
     "two sources": (two_sources, "few_bit"),
+    "filled one after the other": (filled, "binary"),
+    "filled in the middle": (filled_in_the_middle, "few_bit"),
     "signs and zeros and ones": (joined(where, lambda g, x: above(g, x, 0.1)), "few_bit"),
     "signs of two sizes": (
         joined(where, lambda g, x: g("Mul", where(g, x), 0.5)), "few_bit",

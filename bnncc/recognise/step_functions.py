@@ -2,6 +2,13 @@
 
 Comparisons, `Sign` and roundings of a small range start one; an elementwise operator on step
 functions of the same source and scalar constants gives another, see `bnncc.recognise.signs`.
+
+Values may be filled in one range after the other, as ``x[x >= 0] = 1; x[x < 0] = -1`` does:
+
+    before: y = Where(x >= 0, 1, x); z = Where(y < 0, -1, y)      after: z = -1 below 0, 1 from 0 on
+
+Only the last of these is a step function. The others are `_Filled`: constant on some pieces, and on
+the others still the tensor that is being filled.
 """
 
 from __future__ import annotations
@@ -55,6 +62,18 @@ class StepFunction:
     """Shape (count + 1,): the value of each piece; adjacent values differ."""
 
 
+@dataclass(frozen=True)
+class _Filled:
+    """A tensor of which some values were replaced by those of a step function."""
+
+    rest: str
+    """The tensor before any value was replaced."""
+    kept: StepFunction
+    """Whether a value is still that of `rest`."""
+    values: StepFunction
+    """The values that replace others; meaningless where `kept`. Same source and pieces."""
+
+
 def analyse(graph: Graph) -> dict[str, StepFunction]:
     """Return the step function of every tensor that is one.
 
@@ -64,6 +83,7 @@ def analyse(graph: Graph) -> dict[str, StepFunction]:
         After `simplify`; comparisons of two tensors become comparisons of their difference with 0.
     """
     steps: dict[str, StepFunction] = {}
+    filled: dict[str, _Filled] = {}
     producers = graph.producers()
     rewritten: list[Node] = []
     for node in graph.nodes:
@@ -71,6 +91,7 @@ def analyse(graph: Graph) -> dict[str, StepFunction]:
         if len([o for o in node.outputs if o]) == 1 and node.op in _ELEMENTWISE:
             step = _compose(node, graph, steps, producers)
             step = step or _start(node, graph, producers, rewritten)
+            step = step or _fill(node, graph, steps, filled, producers)
         if step is not None:
             steps[node.outputs[0]] = step
         rewritten.append(node)
@@ -104,18 +125,16 @@ def _compose(
     own = _common([steps[i] for i in names], graph, producers)
     if not own:
         return None
-    table = dict(zip(names, own, strict=True))
     if graph.types[node.outputs[0]].shape != graph.types[own[0].source].shape:
         return None
-    cuts = np.unique(np.concatenate([s.cuts for s in own]))
+    cuts, pieces = _on_common_pieces(own)
+    table = dict(zip(names, pieces, strict=True))
     args: list[Array | None] = []
     for name in node.inputs:
         if not name:
             args.append(None)
         elif name in table:
-            step = table[name]
-            places = np.searchsorted(step.cuts, cuts, side="right")
-            args.append(step.values[np.append(0, places)])
+            args.append(table[name])
         elif node.op == "Gather" and graph.types[name].shape and name in graph.constants:
             args.append(graph.constants[name])
         else:
@@ -135,6 +154,64 @@ def _compose(
     if values.shape != (len(cuts) + 1,):
         return None
     return _step_function(own[0].source, cuts, values)
+
+
+def _on_common_pieces(steps: list[StepFunction]) -> tuple[Array, list[Array]]:
+    """Return the cuts of all step functions of one source, and the values of each in between."""
+    cuts = np.unique(np.concatenate([s.cuts for s in steps]))
+    places = [np.searchsorted(s.cuts, cuts, side="right") for s in steps]
+    values = [s.values[np.append(0, at)] for s, at in zip(steps, places, strict=True)]
+    return cuts, values
+
+
+def _fill(
+    node: Node, graph: Graph, steps: dict[str, StepFunction], filled: dict[str, _Filled],
+    producers: dict[str, Node],
+) -> StepFunction | None:  # fmt: skip
+    """Return the step function of a `Where` that replaces the last values of a tensor.
+
+    One that leaves some of them is added to `filled`.
+    """
+    if node.op != "Where" or node.inputs[0] not in steps:
+        return None
+    condition, rest = steps[node.inputs[0]], ""
+    other: StepFunction | Array | None = None
+    for name in node.inputs[1:]:
+        value = steps.get(name, _scalar(graph, name))
+        if value is None and not rest:
+            rest = name
+        else:
+            other = value
+    if not rest or other is None or graph.types[rest].dtype != "float32":
+        return None
+    shape = graph.types[node.outputs[0]].shape
+    if graph.types[rest].shape != shape or graph.types[condition.source].shape != shape:
+        return None
+    before = filled.get(rest)
+    own = [condition] if before is None else [condition, before.kept, before.values]
+    if before is not None and condition.source == rest:
+        own[0] = StepFunction(before.rest, condition.cuts, condition.values)
+    if isinstance(other, StepFunction):
+        own.append(other)
+    if not (own := _common(own, graph, producers)):
+        return None
+    cuts, pieces = _on_common_pieces(own)
+    chosen = pieces[0].astype(bool)
+    values = pieces[-1] if isinstance(other, StepFunction) else other
+    if before is not None and condition.source == rest:  # decided on what replaced values earlier
+        at = np.searchsorted(condition.cuts, pieces[2], side="right")
+        chosen = np.where(pieces[1], chosen, condition.values[at].astype(bool))
+    kept = chosen == (node.inputs[1] == rest)
+    if before is not None:
+        values, kept = np.where(kept, pieces[2], values), kept & pieces[1]
+    values = np.broadcast_to(values, kept.shape)
+    source = own[0].source
+    if not kept.any():
+        return _step_function(source, cuts, values)
+    rest = rest if before is None else before.rest
+    made = StepFunction(source, cuts, kept), StepFunction(source, cuts, values)
+    filled[node.outputs[0]] = _Filled(rest, *made)
+    return None
 
 
 def _common(
