@@ -2,7 +2,7 @@
 
 A node with constant inputs becomes a constant, unless that would be much larger. Shape vectors that
 contain a dynamic batch are tracked element by element, so operators that use them (Reshape, Expand,
-ConstantOfShape, Pad) get constant targets. If a tensor is a smaller one broadcast (Expand,
+ConstantOfShape, Pad, Resize) get constant targets. If a tensor is a smaller one broadcast (Expand,
 ConstantOfShape, a full-size constant), readers that broadcast use the smaller one instead.
 """
 
@@ -23,7 +23,7 @@ from bnncc.ir.infer import BROADCAST, COMPARE, ELEMENTWISE, infer
 from bnncc.ir.nodechecks import check_node
 from bnncc.ir.operators import FUNCTIONS
 from bnncc.ir.pieces import reshape_target
-from bnncc.ir.shaperules import Partial, broadcast
+from bnncc.ir.shaperules import Partial, broadcast, resized_to
 
 Array = np.ndarray[Any, Any]
 
@@ -283,7 +283,10 @@ class Folder:
         return None
 
     def _target(self, node: Node) -> None:
-        """Give Reshape a constant target, and Pad one pair of pads per axis."""
+        """Give Reshape and Resize a constant target, and Pad one pair of pads per axis.
+
+        A Tile whose only counts are symbolic becomes an Expand: it repeats axes of size 1.
+        """
         graph = self.graph
         if node.op == "Reshape":
             shape = graph.types[node.outputs[0]].shape
@@ -304,6 +307,16 @@ class Folder:
                 del node.inputs[3:]
                 if not node.inputs[2]:
                     del node.inputs[2:]
+        elif node.op == "Tile" and (times := self.partial.get(node.inputs[1])) is not None:
+            if all(t == 1 or isinstance(t, str) for t in times):
+                node.op = "Expand"
+        elif node.op == "Resize" and (sizes := resized_to(node, graph, self.partial)) is not None:
+            if not sizes:  # all axes keep their size
+                node.op, node.inputs, node.attrs = "Identity", node.inputs[:1], {}
+                return
+            target = np.array(list(sizes.values()), np.int64)
+            node.attrs["axes"] = list(sizes)
+            node.inputs[1:] = ["", "", graph.constant(target, f"{node.name}.sizes")]
 
     # --------------------------------------------------------------------------- spread-out values
 

@@ -300,6 +300,11 @@ def _resize(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str
     kind = graph.types[node.inputs[0]]
     rank = len(kind.shape)
     axes = [int(a) % rank for a in node.attrs.get("axes") or range(rank)]
+    if (sizes := resized_to(node, graph, partial)) is not None:
+        dims = list(kind.shape)
+        for axis, size in sizes.items():
+            dims[axis] = size
+        return TensorType(tuple(dims), kind.dtype)
     given = [graph.constants.get(n) if n else None for n in node.inputs[2:4]]
     values = next((v for v in given[::-1] if v is not None and v.size), None)
     if values is None or values.size != len(axes):
@@ -325,6 +330,38 @@ def _resize(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str
         elif value != 1:
             raise dynamic(graph, where)
     return TensorType(tuple(shape), kind.dtype)
+
+
+def resized_to(node: Node, graph: Graph, partial: Mapping[str, Partial]) -> dict[int, int] | None:
+    """Return the new sizes of a `Resize` whose other axes are symbolic and keep their size.
+
+    Parameters
+    ----------
+    node : Node
+        Its sizes may be computed, as ``Concat(Shape(x)[:2], [12, 12])`` is where the batch is
+        symbolic.
+    graph : Graph
+        Has the type of its data.
+    partial : mapping of str to tuple
+        Known elements of integer vectors that are not constant.
+
+    Returns
+    -------
+    dict of int to int, or None
+        By axis. None if its sizes are constant or not known, or have an effect on other axes.
+    """
+    shape = graph.types[node.inputs[0]].shape
+    axes = [int(a) % len(shape) for a in node.attrs.get("axes") or range(len(shape))]
+    sizes = partial.get(node.input(3))
+    if sizes is None or len(sizes) != len(axes):
+        return None
+    if node.attrs.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return None
+    if node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize":
+        return None  # has a region for each axis
+    fixed = {a: size for a, size in zip(axes, sizes, strict=True) if isinstance(size, int)}
+    kept = all(shape[a] == size for a, size in zip(axes, sizes, strict=True) if a not in fixed)
+    return fixed if kept else None
 
 
 RULES = {
