@@ -218,6 +218,7 @@ SPELLINGS: dict[str, tuple[Spelling, str]] = {
         lambda g, x: g("Add", below(g, x, -0.3), below(g, x, 0.4)), "few_bit",
     ),
     "two sources": (two_sources, "few_bit"),
+    "never negative": (lambda g, x: where(g, g("Relu", x)), "binary"),
     "filled one after the other": (filled, "binary"),
     "filled in the middle": (filled_in_the_middle, "few_bit"),
     "signs and zeros and ones": (joined(where, lambda g, x: above(g, x, 0.1)), "few_bit"),

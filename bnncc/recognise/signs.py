@@ -111,7 +111,8 @@ def _form(
     producer = producers.get(step.source)
     if producer is not None and producer.op in _NON_NEGATIVE:  # negative pieces are unreachable
         first = int(np.searchsorted(cuts, 0.0, side="right"))
-        cuts, values = cuts[first:], values[first:]
+        if first < len(cuts):  # else it is constant, as x >= 0 behind a Relu: still a sign
+            cuts, values = cuts[first:], values[first:]
     if not np.isfinite(values[[0, -1]]).all() or len(values) < 2:
         return None
     below, above = float(values[0]), float(values[-1])
