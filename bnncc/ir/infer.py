@@ -192,6 +192,9 @@ def _ask_onnx(node: Node, graph: Graph, where: str) -> list[TensorType]:
         kind = found.get(name)
         if not name:
             result.append(TensorType((), "float32"))
+        elif kind is not None and kind.WhichOneof("value") in ("sequence_type", "optional_type"):
+            what = str(kind.WhichOneof("value")).removesuffix("_type")
+            raise UnsupportedOp(f"{where}: output `{name}` is of type {what}, expected a tensor")
         elif kind is None or not kind.HasField("tensor_type"):
             raise ShapeError(f"{where}: the type of output `{name}` cannot be found")
         else:

@@ -231,6 +231,15 @@ def test_old_opsets(opset: int) -> None:
     np.testing.assert_allclose(evaluate(load(model), {"x": x})["y"], wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("op", "kind"), [("SequenceConstruct", "sequence"), ("Optional", "optional")]
+)
+def test_values_that_are_no_tensors_are_refused(op: str, kind: str) -> None:
+    model = network([helper.make_node(op, ["x"], ["y"])], {"x": [2]}, "y")
+    with pytest.raises(UnsupportedOp, match=f"is of type {kind}, expected a tensor"):
+        load(model)
+
+
 def test_older_forms_are_refused_by_operator_and_opset() -> None:
     node = helper.make_node("Add", ["x", "x"], ["y"], broadcast=1)
     model = network([node], {"x": [2]}, "y")
