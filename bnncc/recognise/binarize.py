@@ -135,7 +135,8 @@ def _layer(
     if node.op in ("Conv", "ConvTranspose"):
         macs = _count(out[2:]) * _count(weight)
     else:  # rows of the file may be joined: those of one batch element count
-        macs = _count(made_shape[1:]) * _count(weight[-2:]) // max(1, _count(out[-1:]))
+        each = made_shape[1:] if len(made_shape) > 1 else made_shape  # a vector has no batch
+        macs = _count(each) * _count(weight[-2:]) // max(1, _count(out[-1:]))
     reason, remedy = ("", "") if isinstance(made, Node) else made
     kind = "binary" if isinstance(made, Node) else "float"
     bits = (1, 1) if isinstance(made, Node) else (32, 32)
@@ -144,7 +145,7 @@ def _layer(
     if isinstance(made, Node) and made.op == FEW_BIT_CONV:
         kind, bits, reason = "few_bit", made.attrs["bits"], made.attrs["reason"]
         remedy = made.attrs["remedy"]
-    reason = "; ".join(filter(None, (reason, node.attrs.get(MOVED))))
+    reason = "; ".join(filter(None, (reason, node.attrs.pop(MOVED, ""))))
     return Layer(node.name, op, kind, reason, remedy, macs, "", made_shape, weight_shape, bits)
 
 

@@ -34,7 +34,7 @@ def why_not(node: Node, graph: Graph) -> str | None:
     if graph.computed(node.inputs[1:]):
         return "weights or bias are computed at run time"
     data = graph.types[node.inputs[0]]
-    if data.dtype != "float32" or len(data.shape) < 2 or node.attrs.get("transA"):
+    if data.dtype != "float32" or not data.shape or node.attrs.get("transA"):
         return "data are not float32 rows"
     return ""
 

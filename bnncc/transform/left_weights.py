@@ -3,6 +3,9 @@
 before: s = bnncc.Sign(x); y = MatMul(W, s)                       x: [N, K, T], W constant [O, K]
 after:  t = Transpose(s); u = MatMul(t, W.T); y = Transpose(u)    t: [N, T, K]
 
+before: y = MatMul(W, x)                                      x: [K], W constant [O, K]
+after:  y = MatMul(x, W.T)
+
 before: y = MatMul(x, W)                                      W constant [1, K, O]
 after:  y = MatMul(x, V)                                      V constant [K, O]
 """
@@ -37,8 +40,8 @@ def turn_left_weights(graph: Graph) -> None:
     for node in graph.nodes:  # levels times a scale of rows, which follows the product
         if node.op == "MatMul" and node.inputs[0] in graph.constants:
             data = node.inputs[1]
-            axis = len(graph.types[data].shape) - 2
-            if axis >= 0 and levels_behind_scales(data, axis, graph, held, producers) in held:
+            axis = max(len(graph.types[data].shape) - 2, 0)
+            if levels_behind_scales(data, axis, graph, held, producers) in held:
                 few.add(data)
 
     def rule(node: Node, state: Walk) -> Result:
@@ -91,12 +94,17 @@ def _raised(node: Node, graph: Graph, missing: int) -> tuple[str, list[Node]]:
 def _turned(node: Node, state: Walk) -> Result:
     graph, (name, data) = state.graph, node.inputs
     weight, shape = _matrix(name, graph), graph.types[data].shape
-    if weight is None or len(shape) < 2:
+    if weight is None or not shape:
         return None
     if two_valued_filters(weight) is None and few_bit_weights(weight) is None:
         return None
     given = graph.constants[name].shape
+    if len(shape) == 1 and len(given) > 2:
+        return None
     graph.in_file.setdefault(node.name, (node.op, graph.types[node.outputs[0]].shape, given))
+    turned = graph.constant(np.ascontiguousarray(weight.T), name)
+    if len(shape) == 1:  # a vector is a row and a column
+        return [Node("MatMul", [data, turned], [node.outputs[0]], {}, node.name, node.covers)]
     perm = {"perm": [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]}
     out, last = _raised(node, graph, len(given) - len(shape))
     rows, made = graph.fresh(f"{data}.turned"), graph.fresh(f"{out}.turned")
@@ -114,8 +122,7 @@ def _turned(node: Node, state: Walk) -> Result:
         ]
     return [
         *nodes,
-        Node("MatMul", [rows, graph.constant(np.ascontiguousarray(weight.T), name)], [made], {},
-             node.name, node.covers),
+        Node("MatMul", [rows, turned], [made], {}, node.name, node.covers),
         Node("Transpose", [made], [out], perm, f"{node.name}.transpose"),
         *last,
     ]  # fmt: skip

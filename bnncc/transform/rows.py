@@ -7,9 +7,9 @@
     after:  u = MatMul(t, W); v = Div(u, Reshape(r)); z = Reshape(v)
 
 Kernels work on images and on rows. A matrix product with constant weights, and a decision (`Sign`
-or `Levels`), treat every row alike, however many leading axes there are. So do arithmetic operators
-next to them whose other operand has the same shape, or one number per row or per channel. A tensor
-of rank 4 counts as an image unless only such products read it.
+or `Levels`), treat every row alike, however many leading axes there are; a vector is one row. So do
+arithmetic operators next to them whose other operand has the same shape, or one number per row or
+per channel. A tensor of rank 4 counts as an image unless only such products read it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _applies(node: Node, graph: Graph, consumers: dict[str, list[Node]]) -> bool
     if node.op == "MatMul":
         weight = graph.constants.get(node.inputs[1])
         known = weight is not None and weight.ndim == 2 and node.inputs[0] not in graph.constants
-        return known and len(kind.shape) >= 3 and isinstance(kind.shape[-1], int)
+        return known and len(kind.shape) != 2 and isinstance(kind.shape[-1], int)
     if node.op not in ("bnncc.Sign", LEVELS) or not decided_as_rows(kind):
         return False
     if node.op == LEVELS and node.attrs["thresholds"].ndim > 1:

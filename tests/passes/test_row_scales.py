@@ -73,6 +73,29 @@ def test_a_layer_is_found_and_its_integers_are_exact(seed: int) -> None:
     assert not compare_passes(physical, before, {"x": x})
 
 
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("name", ["scales after the product", "divided before", "MatMulInteger"])
+def test_a_vector_is_one_row(name: str, left: bool) -> None:
+    """Or one column, if weights are the left operand, as those of `torch.mv`."""
+    net, rng = Net(18, seed=name), np.random.default_rng(5)
+    net.input("x", [100])
+    w, spelling = weight(rng, 33, 100, "float", "1.58"), SPELLINGS[name]
+    net.output(spelling.write(net, "x", w, "MatMul"))
+    if left:
+        (product,) = (n for n in net.nodes if n.op_type.startswith("MatMul"))
+        rows, matrix = product.input
+        turned = net.op("Transpose", matrix, perm=[1, 0])
+        product.input[:] = [turned, rows]
+        net.nodes.insert(net.nodes.index(product), net.nodes.pop())
+    x = data(rng, (1, 100))[0]
+    artifact = compile_model(net.model(), CompileOptions(threads=1))
+    (layer,) = artifact.report["layers"]
+    assert (layer["kind"], layer["macs"]) == ("few_bit", 100 * 33)
+    (made,) = artifact.run({"x": x}).values()
+    y = wanted(x, spelling, w, None)
+    assert (np.abs(made - y) <= 4e-7 * np.abs(y)).all()
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", [0, 2, 5, 8, 9, 11, 12])
 def test_compiled_layers_are_right_for_this_machine(seed: int) -> None:
