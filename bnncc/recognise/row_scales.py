@@ -13,7 +13,8 @@ are moved likewise. A convolution has a scale for each image, or for each pixel 
 Dynamically quantized activations look like this: a scale depends on the data of a row. With levels
 and integer weights the sums are exact; the model's own operators follow in their order. A model
 that divides first sums rounded quotients; that sum is taken to be the one of the integers, as
-everywhere if operands are multiples of a scale (docs/semantics.md).
+everywhere if operands are multiples of a scale (docs/semantics.md). So it is if quotients are
+rounded to half precision, which generated code does not do; a `Narrow` rounding stays.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 
 from bnncc.ir.dims import Dim, channel_shape, product
 from bnncc.ir.graph import Graph, Node, TensorType
+from bnncc.ir.halves import ROUND
 from bnncc.ir.infer import infer_into
 from bnncc.ir.magnitude import EXACT_BELOW
 from bnncc.ir.moves import VIEW, VIEWS
@@ -150,6 +152,9 @@ def _chain(name: str, axes: Axes, look: _Look) -> tuple[str, list[_Step]]:
         made = look.producers.get(name)
         if made is None:
             break
+        if made.op == ROUND:
+            name = made.inputs[0]
+            continue
         place, before = 0, axes
         if made.op in _ARITHMETIC:
             places = operands_of_rows(made, graph, axes)

@@ -12,6 +12,7 @@ import pytest
 from bnncc.agreement import verify
 from bnncc.driver import compile_model
 from bnncc.frontend.formats import as_onnx
+from bnncc.ir.halves import COARSE, KINDS, spacing
 from bnncc.options import CompileOptions
 from bnncc.transform.physical import KERNEL
 from bnncc.verification.confirm_passes import compare_passes
@@ -94,6 +95,62 @@ def test_a_vector_is_one_row(name: str, left: bool) -> None:
     (made,) = artifact.run({"x": x}).values()
     y = wanted(x, spelling, w, None)
     assert (np.abs(made - y) <= 4e-7 * np.abs(y)).all()
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_quotients_rounded_to_half_precision_are_the_integers(kind: str, wide: bool) -> None:
+    """As in BitNet's own checkpoints, whose quantizers compute in float32 (`wide`).
+
+    In half precision, the scale is not rounded when the network runs (docs/semantics.md), so some
+    integers are the next ones.
+    """
+    net, rng, dtype = Net(18, seed=kind), np.random.default_rng(8), KINDS[kind]
+    half = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    net.input("x", [6, 100])
+    given = net.op("Cast", "x", to=half)
+    held = np.dtype(np.float32 if wide else dtype)
+    value = net.cast(given) if wide else given
+    scale = net.op("Max", _largest(net, value), net.const(0.01, held))
+    scale = net.op("Div", net.const(127, held), scale)
+    q = net.op("Round", net.op("Mul", value, scale))
+    q = net.op("Clip", q, net.const(-128, held), net.const(127, held))
+    real = net.op("Cast", net.op("Div", q, scale), to=half)
+    w = weight(rng, 33, 100, "float", "1.58")
+    net.output(net.cast(net.op("MatMul", real, net.const(w.whole.T, dtype))))
+    artifact = compile_model(net.model(), CompileOptions(threads=1))
+    assert [layer["kind"] for layer in artifact.report["layers"]] == ["few_bit"]
+    x = rng.standard_normal((6, 100)).astype(np.float32)
+    (made,) = artifact.run({"x": x}).values()
+    value = x.astype(dtype).astype(held)
+    top = np.maximum(np.abs(value).max(axis=-1, keepdims=True), held.type(0.01))
+    scale = held.type(127) / top
+    sums = np.clip(np.rint(value * scale), -128, 127).astype(np.int64) @ w.whole.T
+    y = sums / scale.astype(np.float64)
+    limit = spacing(kind) * np.abs(y) if wide else COARSE[kind] * np.abs(y).max()
+    assert (np.abs(made - y) <= limit).all()
+    assert verify(net.model(), artifact)["passed"]
+
+
+def _largest(net: Net, x: str) -> str:
+    return net.op("ReduceMax", net.op("Abs", x), net.ints([-1]), keepdims=1)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_cast_to_half_precision_and_back_rounds_quotients(kind: str) -> None:
+    """Nothing is computed in the type then, so the rounding is what the model asks for."""
+    net = Net(18, seed=kind)
+    net.input("x", [6, 100])
+    scale = net.op("Div", net.const(127.0), _largest(net, "x"))
+    real = net.op("Div", net.clip(net.op("Round", net.op("Mul", "x", scale)), -128, 127), scale)
+    narrow = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(KINDS[kind]))
+    real = net.cast(net.op("Cast", real, to=narrow))
+    net.output(net.op("MatMul", real, net.const(np.eye(100))))
+    before, physical, (layer,) = passed(net.model())
+    assert layer.kind == "float"
+    feeds = {"x": net.rng.standard_normal((6, 100)).astype(np.float32)}
+    (made,), (wanted,) = (evaluated(g, before, feeds).values() for g in (physical, before))
+    assert (made == wanted).all()
 
 
 @pytest.mark.sampled(3)
