@@ -428,6 +428,18 @@ ELEMENTWISE: dict[str, Callable[[Tensor], Any]] = {
 }  # fmt: skip
 for name, function in ELEMENTWISE.items():
     case(name, function)
+BYTES = torch.arange(256, dtype=torch.uint8)[:, None]
+TWICE = 2 * torch.arange(4)  # of fields of two bits
+for kind in (torch.uint8, torch.int8, torch.int32, torch.int64):
+    case(
+        f"shifts-of-{str(kind)[6:]}",
+        lambda x, kind=kind: (
+            x >> 7, x << 7, x >> torch.arange(8), torch.bitwise_left_shift(x, TWICE.to(kind)),
+            (x >> (2 * torch.arange(4, dtype=kind))) & 3, x << (x & 7), 1 << (x & 5),
+        ),
+        BYTES.to(kind),
+    )  # fmt: skip
+case("shifts-of-whole-words", lambda x: (x >> 31, x >> torch.tensor([0, 31])), BYTES.int() << 24)
 TENTHS = torch.arange(-30, 31) * 0.1
 case("floors-of-tenths", lambda x: (x // 0.1, x % 0.1, x // -0.3, x % -0.3), TENTHS)
 case("divided", lambda x: torch.div(x, 0.2, rounding_mode="floor"), TENTHS)

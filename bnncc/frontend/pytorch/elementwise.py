@@ -343,14 +343,25 @@ def _of_numbers(one: Number, two: Number, op: str) -> Number:
 
 
 def _shift(left: bool, site: Site) -> Name:
-    """Write a shift of integers; a right shift is arithmetic, so it rounds down."""
-    dtype = site.out.dtype
-    x, count = site.number("self"), site.get("other")
-    if not isinstance(count, int) or not 0 <= count < np.iinfo(dtype).bits - 1:
+    """Write a shift of integers; a right shift is arithmetic, so it rounds down.
+
+    It is a product or a quotient by powers of 2. Where its own type may lack one, as int8 lacks
+    128, it is computed in int64.
+    """
+    dtype, given = site.out.dtype, site.get("other")
+    known = site.held(site.tensor("other")) if isinstance(given, Ref) else np.array(given)
+    bits = np.iinfo(dtype).bits
+    if known is not None and not ((known >= 0) & (known < min(bits, 63))).all():
         raise site.refuse("shifts by a value that is not a number from 0 to the bits of its type")
-    factor = x.of(1 << count)
+    fits = known is not None and bool((known < bits - 1).all())
+    wide = dtype if fits else "int64"
+    x = site.number("self", wide)
+    if known is None:
+        factor = x.of(2)("Pow", site.number("other", wide))
+    else:
+        factor = site.number(1 << known.astype(np.int64), wide)
     made = x * factor if left else floor_divided(x, factor)
-    return made.name
+    return site.cast(made.name, dtype, wide)
 
 
 _UNARY = {
@@ -400,7 +411,7 @@ _OF_TWO: dict[str, Callable[[Number, Number], Number]] = {
 }
 
 _SIDES, _OPERANDS = ("left", "right"), ("Tensor", "Scalar")
-_SHIFTED = ("Tensor", "Tensor_Scalar")
+_SHIFTED = ("Tensor", "Tensor_Scalar", "Scalar_Tensor")
 
 RULES: dict[str, Rule] = {
     **{f"{name}.default": partial(unary, op) for name, op in _UNARY.items()},
