@@ -72,7 +72,10 @@ def check_tensor(
         for got, dim in zip(shape, info.shape, strict=True)
     )
     if not fits:
-        raise InputError(f"{where} has shape [{', '.join(map(str, shape))}], expected [{wanted}]")
+        empty = [d for n, d in zip(shape, info.shape, strict=False) if not n and isinstance(d, str)]
+        least = f" with `{empty[0]}` at least 1" if empty else ""
+        found = ", ".join(map(str, shape))
+        raise InputError(f"{where} has shape [{found}], expected [{wanted}]{least}")
     for got, dim in zip(shape, info.shape, strict=True):
         if isinstance(dim, str) and not dim.isidentifier():
             if symbols_of(dim) <= symbols.keys():
