@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -234,10 +235,16 @@ _DOT_PRODUCTS = "avx512_vnni", "avx512_bf16"
 
 _CHOICES = {
     "kind": ("llvm", "cuda", "c"),
+    "vector_bits": (128, 256, 512, 32),
     "popcount": ("vector", "bytes", "lookup", "neon", "neon-dot"),
+    "float_abi": ("", "hard", "soft"),
+    "abi": ("", "ilp32", "ilp32f", "ilp32d", "ilp32e", "lp64", "lp64f", "lp64d", "lp64e"),
     "engine": ("", "simt", "mma", "wgmma", "int8"),
 }
-"""Possible values of fields of `TargetSpec`."""
+"""Possible values of fields of `TargetSpec`; 32-bit vectors are none."""
+
+_NAME = re.compile(r"[^./\\\0-\x1f][^/\\\0-\x1f]*")
+"""What a file or folder can be named after."""
 
 
 def names() -> list[str]:
@@ -347,14 +354,33 @@ def load(path: Path) -> TargetSpec:
     if not isinstance(raw, dict):
         raise TargetError(f"target file {path}: found no JSON object")
     values: dict[str, Any] = {}
-    if "base" in raw:
-        base = resolve(str(raw.pop("base")))
+    if name := raw.pop("base", ""):
+        base = _base(path, name)
         values = {**dataclasses.asdict(base), "base": base.family}
     values = {**values, "name": path.stem, **raw}
     values.setdefault("kind", "llvm")
     _check(path, values)
     _match_features(path, values, raw)
     return TargetSpec.of(values)
+
+
+def _base(path: Path, name: Any) -> TargetSpec:
+    """Return the target with this name; files have none, for one could be its own base.
+
+    Raises
+    ------
+    TargetError
+        If there is none.
+    """
+    if isinstance(name, str) and not name.endswith(".json"):
+        try:
+            return resolve(name)
+        except UnknownTarget as error:
+            raise TargetError(f"target file {path}: `base`: {error}", hint=error.hint) from error
+    raise TargetError(
+        f"target file {path}: `base` is {name!r}, expected the name of a target",
+        hint="`bnncc targets` lists all",
+    )
 
 
 def _match_features(path: Path, values: dict[str, Any], raw: Mapping[str, Any]) -> None:
@@ -399,5 +425,24 @@ def _check(path: Path, values: dict[str, Any]) -> None:
         raise TargetError(f"target file {path}: `mcpu` is missing")
     for name, known in _CHOICES.items():
         if (value := values.get(name, known[0])) not in known:
-            said = ", ".join(choice for choice in known if choice)
+            said = ", ".join(str(choice) for choice in known if choice)
             raise TargetError(f"target file {path}: `{name}` is `{value}`, not one of {said}")
+    if not _NAME.fullmatch(values["name"]):
+        raise TargetError(
+            f"target file {path}: `name` is {values['name']!r}, which no folder of records can have"
+        )
+    if signless := [text for text in values.get("mattr", ()) if text[:1] not in ("+", "-")]:
+        raise TargetError(
+            f"target file {path}: `mattr` has `{signless[0]}`, expected +FEATURE or -FEATURE"
+        )
+    if (values["kind"] == "cuda") != bool(values.get("gpus")):
+        raise TargetError(
+            f"target file {path}: `kind` is `{values['kind']}`, but `gpus` has "
+            f"{', '.join(values.get('gpus', ())) or 'none'}",
+            hint="take a target such as cuda-sm80 as the `base` for a GPU",
+        )
+    if unknown := [gpu for gpu in values.get("gpus", ()) if gpu not in gpus.ARCHITECTURES]:
+        raise TargetError(
+            f"target file {path}: `gpus` has `{unknown[0]}`, not one of "
+            f"{', '.join(gpus.ARCHITECTURES)}"
+        )

@@ -40,6 +40,9 @@ TARGETS = (
 )
 """All of them: one with code for every architecture, and one for each."""
 
+ARCHITECTURES = tuple(_ENGINES)
+"""What `TargetSpec.gpus` may have."""
+
 
 def shared_bytes(gpus: Iterable[str]) -> int:
     """Return the shared memory that a block may have on all of `gpus`."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import platform
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import tvm
@@ -28,6 +30,7 @@ from bnncc.ir import dims
 from bnncc.records.database import Records
 from bnncc.targets.catalog import LLVM_NAMES
 from bnncc.targets.gpus import shared_bytes
+from bnncc.targets.host import normal_arch
 from bnncc.targets.spec import TargetSpec
 from bnncc.topi_binary.signature import spec_of
 from bnncc.topi_binary.spec import OPERATORS
@@ -376,17 +379,34 @@ def compiled(target: TargetSpec, build: Callable[[tvm.target.Target], Made]) -> 
 
 
 def require_instructions(target: TargetSpec) -> None:
-    """Require that LLVM makes the instructions of all features of a target.
+    """Require that LLVM makes code for a target, with all instructions that kernels make use of.
+
+    LLVM takes another processor for one that it does not know, ignores features, ends the process
+    where a kernel uses an instruction that it was not told of, and crashes on an architecture.
 
     Raises
     ------
     TargetError
-        If LLVM's processor lacks a feature: it would abort where a kernel makes use of it.
+        If it does not.
     """
-    if target.kind != "llvm":
+    if target.kind == "c":
         return
-    made = tvm.get_global_func("target.llvm_get_cpu_features")(tvm_target(target))
-    known = {str(name) for name in made}
+    if not _has_architecture(target.arch):
+        raise TargetError(
+            f"target {target.name}: LLVM has no architecture `{target.arch}`, with which its "
+            "triple begins",
+            hint="a triple is such as x86_64-unknown-linux-gnu",
+        )
+    made = tvm_target(replace(target, kind="llvm"))
+    if target.mcpu not in tvm.get_global_func("target.llvm_get_cpu_archlist")(made):
+        raise TargetError(
+            f"target {target.name}: LLVM has no `mcpu` {target.mcpu} for "
+            f"{target.triple or 'this machine'}",
+            hint="`llc -march=ARCHITECTURE -mcpu=help` lists all",
+        )
+    known = {str(name) for name in tvm.get_global_func("target.llvm_get_cpu_features")(made)}
+    if unknown := [name for name in target.mattr if name[0] == "+" and name[1:] not in known]:
+        raise TargetError(f"target {target.name}: LLVM has no feature `{unknown[0]}` of `mattr`")
     for feature in target.features:
         if (name := LLVM_NAMES.get(feature, "")) and name not in known:
             raise TargetError(
@@ -394,6 +414,51 @@ def require_instructions(target: TargetSpec) -> None:
                 f"no `{name}`",
                 hint="leave it out of `features`, or set another `mcpu`",
             )
+    needed = _counting_feature(target)
+    if needed and needed not in known:
+        raise TargetError(
+            f"target {target.name}: with `popcount` {target.popcount} and `vector_bits` "
+            f"{target.vector_bits}, kernels have instructions of `{needed}`, and LLVM's "
+            f"{target.mcpu} has none",
+            hint="set another `popcount`, such as bytes, or other `vector_bits`",
+        )
+
+
+_LOOKUPS = {
+    "x86_64": {128: "ssse3", 256: "avx2", 512: "avx512bw"},
+    "wasm32": {128: "simd128"},
+}
+"""LLVM's names of the features that look up bytes, by architecture and width of a vector."""
+
+
+def _counting_feature(target: TargetSpec) -> str:
+    """Return LLVM's name of the feature by whose instructions bits are counted, if it is one.
+
+    Raises
+    ------
+    TargetError
+        If vectors of this width cannot look up bytes.
+    """
+    arch = normal_arch(target.arch or platform.machine())
+    if target.popcount == "lookup":
+        lookups = _LOOKUPS.get(arch, {})
+        if target.vector_bits not in lookups:
+            raise TargetError(
+                f"target {target.name}: `popcount` is lookup, for which {arch} has no vectors of "
+                f"{target.vector_bits} bits",
+                hint="set another `popcount`, such as bytes, or other `vector_bits`",
+            )
+        return lookups[target.vector_bits]
+    if target.popcount == "vector" and arch == "x86_64" and target.vector_bits == 512:
+        return LLVM_NAMES["avx512_vpopcntdq"]
+    return {"neon": LLVM_NAMES["asimd"], "neon-dot": LLVM_NAMES["asimddp"]}.get(target.popcount, "")
+
+
+def _has_architecture(name: str) -> bool:
+    """Tell whether LLVM has code for what a triple begins with; nothing is this machine's."""
+    if not name or re.fullmatch(r"(arm|thumb)v[4-9][a-z0-9.]*|arm64|amd64|i[3-6]86", name):
+        return True
+    return name in tvm.get_global_func("target.llvm_get_targets")()
 
 
 def tvm_target(target: TargetSpec, *, slp: bool = True) -> tvm.target.Target:
