@@ -32,6 +32,19 @@ STDOUT = Path("-")
 """What stands for standard output where a file to write is named."""
 
 
+def require_path(**arguments: object) -> None:
+    """Require that all arguments are paths: `open` takes a number for an open file.
+
+    Raises
+    ------
+    UsageError
+        If one is something else.
+    """
+    for name, given in arguments.items():
+        if not isinstance(given, str | os.PathLike):
+            raise UsageError(f"{name} is of type {type(given).__name__}, expected a path")
+
+
 def write_atomic(path: str | Path, chunks: Iterable[bytes]) -> int:
     """Write a file atomically; standard output, FIFOs and devices are written directly.
 

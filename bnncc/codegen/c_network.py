@@ -24,7 +24,7 @@ from bnncc.codegen.arena import aligned
 from bnncc.codegen.c_text import Kernels, Loop, Named, Order, Sizes
 from bnncc.codegen.float_operations import in_software
 from bnncc.codegen.object_size import loaded_bytes
-from bnncc.files import names_folder, write_atomic, write_folder
+from bnncc.files import names_folder, require_path, write_atomic, write_folder
 from bnncc.ir.halves import is_float
 from bnncc.runtime.compare import RELATIVE, largest, tolerance
 from bnncc.runtime.manifest import TensorInfo
@@ -52,6 +52,7 @@ class CNetwork:
 
         The result is a tar file, or a folder if `path` has no suffix (`names_folder`).
         """
+        require_path(path=path)
         if names_folder(Path(path)):
             return write_folder(Path(path), self.files)
         return write_atomic(path, [archive(self.files)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import html
 import threading
 from collections.abc import Mapping
@@ -13,7 +12,8 @@ import numpy as np
 
 from bnncc import report
 from bnncc.errors import ArtifactError, InputError, VerificationError, deprecated
-from bnncc.files import read_npz, write_atomic
+from bnncc.files import read_npz, require_path, write_atomic
+from bnncc.options import require_int
 from bnncc.runtime import container, cuda, manifest
 from bnncc.runtime.manifest import TensorInfo
 from bnncc.runtime.selfcheck import Stored, unpack
@@ -46,7 +46,7 @@ class Artifact:
     """A compiled network.
 
     Made by `bnncc.compile` or `Artifact.load`. Safe to run from several threads: each gets its own
-    virtual machine.
+    virtual machine. Copied or pickled, for another process, it is loaded again where it runs.
 
     Attributes
     ----------
@@ -122,6 +122,7 @@ class Artifact:
 
     def save(self, path: str | Path) -> int:
         """Write the artifact to `path` atomically, and return its size in bytes."""
+        require_path(path=path)
         return write_atomic(path, container.file_chunks(self.manifest, self._members))
 
     @property
@@ -309,8 +310,8 @@ class Artifact:
                     )
             self._local.session = session
         if threads is not None:
-            session.threads = threads
-            session.use_threads()
+            require_int(threads=threads)
+            session.limit_threads(threads)
         return session
 
     def threads_of(self, available: int) -> int:
@@ -337,10 +338,15 @@ class Artifact:
         """
         if device is not None:
             device.check(self.manifest, self._source)
-        twin = copy.copy(self)
+        twin = _artifact(self.manifest, self._members, self._source)
         twin.device = device
-        twin._lock, twin._local, twin._module = threading.Lock(), threading.local(), None
         return twin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What loading made belongs to this process; a copy loads the library when it first runs.
+        if self.device is not None:
+            raise TypeError(f"an artifact on a device ({self.device.address}) cannot be copied")
+        return _artifact, (self.manifest, self._members, self._source)
 
     @property
     def _gpus(self) -> tuple[str, ...]:
@@ -350,6 +356,12 @@ class Artifact:
         if self._gpus and self.device is None:
             cuda.load_runtime()
         return load_library(library) if self.device is None else self.device.load(library)
+
+
+def _artifact(content: dict[str, Any], members: dict[str, bytes], source: str) -> Artifact:
+    made = Artifact(content, members)
+    made._source = source
+    return made
 
 
 def _typed(array: np.ndarray, info: TensorInfo) -> np.ndarray:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -62,8 +62,9 @@ def check_tensor(
     if dtype.kind not in "biufcV":
         raise InputError(f"{where} holds {_NO_NUMBERS[dtype.kind]}, expected {info.dtype}")
     if dtype != info.dtype:
+        order = "" if dtype.isnative else " in the byte order of other machines"
         raise InputError(
-            f"{where} has dtype {dtype.name}, expected {info.dtype}",
+            f"{where} has dtype {dtype.name}{order}, expected {info.dtype}",
             hint=f"convert it: array.astype('{info.dtype}')",
         )
     wanted = ", ".join(map(str, info.shape))
@@ -153,12 +154,26 @@ class Session:
         """Have the calling thread's kernels use `threads`, and return how many those are."""
         return threads.use(self.threads)
 
+    def limit_threads(self, count: int) -> None:
+        """Set `threads` to `count` and use them, unless that is refused."""
+        before, self.threads = self.threads, count
+        try:
+            self.use_threads()
+        except BnnccError:
+            self.threads = before
+            raise
+
     def tensors(self, arrays: Mapping[str, Any]) -> list[Any]:
         """Return `arrays` as checked TVM tensors in the order `main` takes them."""
         symbols: dict[str, tuple[int, str]] = {}
         return [self._tensor(info, arrays[info.name], symbols) for info in self._inputs]
 
     def _tensor(self, info: TensorInfo, value: Any, symbols: dict[str, tuple[int, str]]) -> Any:
+        if isinstance(value, np.ma.MaskedArray):
+            raise InputError(
+                f"input `{info.name}` is a masked array, and a network knows no mask",
+                hint="array.filled(value), or array.data",
+            )
         if isinstance(value, np.ndarray):
             array, owner = value, value
         else:
@@ -277,6 +292,7 @@ class Session:
             if _apart(everything):
                 self.run(everything, self.main_into)
                 return
+        _refuse_shared(infos, outputs)
         made = self.arrays(self.run(tensors))
         for info, place, array in zip(infos, outputs, made, strict=True):
             check_tensor(
@@ -462,6 +478,17 @@ def _check_place(
     whole = array.flags.c_contiguous or (strides and _has_rows(array))
     if not (whole and array.flags.writeable):
         raise InputError(f"the array for output `{info.name}` is not contiguous and writeable")
+
+
+def _refuse_shared(infos: Sequence[TensorInfo], arrays: Sequence[np.ndarray]) -> None:
+    """Refuse arrays for outputs of which a later one would overwrite an earlier one."""
+    places = list(zip(infos, arrays, strict=True))
+    for (one, array), (other, place) in combinations(places, 2):
+        if np.may_share_memory(array, place) and np.shares_memory(array, place):
+            raise InputError(
+                f"the arrays for outputs `{one.name}` and `{other.name}` share memory",
+                hint="give each output an array of its own",
+            )
 
 
 def _apart(tensors: Sequence[Any]) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -15,7 +17,7 @@ import pytest
 
 import bnncc
 from bnncc.codegen import link
-from bnncc.errors import BnnccError, InputError, TargetError
+from bnncc.errors import BnnccError, InputError, TargetError, UsageError
 from bnncc.files import write_atomic
 from bnncc.runtime.artifact import Artifact
 from bnncc.runtime.session import ALIGNMENT, aligned_empty
@@ -212,6 +214,7 @@ def test_wrong_inputs_are_named(artifact: Artifact) -> None:
         ({"y": y[:, :7]}, r"input `y` has shape \[3, 7\], expected \[n, 8\]"),
         ({"y": y[0]}, r"input `y` has shape \[8\], expected \[n, 8\]"),
         ({"x/in:0": x[:0], "y": y[:0]}, r"has shape \[0, 8\], .* with `.*` at least 1"),
+        ({"y": np.ma.masked_equal(y, 0)}, "input `y` is a masked array"),
         ({"y": [[1.0] * 8]}, "input `y` is a list, expected an array"),
         ({"y": np.array([["a"] * 8] * 3)}, "input `y` holds text, expected float32"),
     ]:
@@ -221,6 +224,28 @@ def test_wrong_inputs_are_named(artifact: Artifact) -> None:
         artifact.run({"x/in:0": x})
     assert "y float32[n, 8]" in str(info.value.hint)
     check(artifact)  # and it still works
+
+
+def test_copies_run_alike(artifact: Artifact) -> None:
+    """A library that is loaded belongs to its process; a copy loads it again."""
+    check(artifact)
+    for twin in (pickle.loads(pickle.dumps(artifact)), copy.deepcopy(artifact)):
+        assert twin.manifest == artifact.manifest
+        check(twin)
+
+
+def test_a_number_is_no_file_to_write(artifact: Artifact) -> None:
+    with pytest.raises(UsageError, match="path is of type int, expected a path"):
+        artifact.save(1)  # type: ignore[arg-type]
+
+
+def test_threads_that_are_refused_change_nothing(artifact: Artifact) -> None:
+    before = artifact.session().threads
+    for wrong, message in ((10**6, "outside 1 .. 1024"), (0, "outside 1"), ("2", "type str")):
+        with pytest.raises(UsageError, match=message):
+            artifact.session(threads=wrong)  # type: ignore[arg-type]
+        assert artifact.session().threads == before
+    check(artifact)
 
 
 def test_layouts_that_need_a_copy(artifact: Artifact) -> None:
@@ -321,6 +346,8 @@ def test_places_for_results_that_do_not_fit(compiled: Artifact) -> None:
         ({**right, "sum": total[:, :-1]}, "output `sum` has shape"),
         ({**right, "sum": np.asfortranarray(total)}, "`sum` is not contiguous and writeable"),
         ({**right, "sum": frozen}, "`sum` is not contiguous and writeable"),
+        ({**right, "sum": total.astype(">f4")}, "dtype float32 in the byte order of other machi"),
+        ({**right, "product": total}, "for outputs `product` and `sum` share memory"),
         ({**right, "sum": total[:2]}, "output `sum`: dimension `n` is 2, but 3 in `y`"),
     ):
         with pytest.raises(InputError, match=message):
