@@ -6,26 +6,25 @@ import json
 import os
 import stat
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bnncc.errors import BnnccError, UsageError, unreadable
 from bnncc.input_transforms import as_transform, transform_file
 from bnncc.options import CHOICES, CompileOptions
 
+T = TypeVar("T")
+
 
 def options_of(args: Namespace) -> CompileOptions:
     """Return the options of a compilation."""
-    names = [name for name, _ in args.input_shape]
-    if len(set(names)) != len(names):
-        raise UsageError("--input-shape names an input twice")
     return CompileOptions(
         target=args.target,
         params=args.params,
-        input_shapes=dict(args.input_shape),
-        max_dims=dict(args.max_dim),
-        in_place=dict(args.in_place),
+        input_shapes=by_name("input-shape", args.input_shape),
+        max_dims=by_name("max-dim", args.max_dim),
+        in_place=by_name("in-place", args.in_place),
         **{name: getattr(args, name) for name in CHOICES},
         check_finite=args.check_finite,
         input_uint8=tuple(args.input_uint8),
@@ -36,6 +35,22 @@ def options_of(args: Namespace) -> CompileOptions:
         tuned=not args.untuned,
         measure=not args.no_measure,
     )
+
+
+def by_name(option: str, given: Sequence[tuple[str, T]]) -> dict[str, T]:
+    """Return the values of a repeatable option by the name that each is for.
+
+    Raises
+    ------
+    UsageError
+        If a name has two.
+    """
+    made: dict[str, T] = {}
+    for name, value in given:
+        if name in made:
+            raise UsageError(f"--{option} is given twice for `{name}`")
+        made[name] = value
+    return made
 
 
 def device_of(args: Namespace) -> dict[str, Any] | None:

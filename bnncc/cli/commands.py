@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bnncc.cli import bundle_commands
 from bnncc.cli.asked import (
     as_json,
+    by_name,
     check_bundle,
     check_outputs,
     device_of,
@@ -139,7 +140,7 @@ def bench(args: Namespace, console: Console) -> int:
         with _loaded(args) as artifact:
             result = runner.bench(
                 artifact, threads=args.threads, repeat=args.repeat, batch=args.batch,
-                dims=dict(args.dim),
+                dims=by_name("dim", args.dim),
             )  # fmt: skip
     if args.trace is not None:
         from bnncc.report.trace import trace

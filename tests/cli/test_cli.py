@@ -144,6 +144,9 @@ def test_bad_paths(
     assert list(tmp_path.iterdir()) == []
 
 
+TWICE = ("--max-dim", "n=4", "--max-dim", "n=5")
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -158,6 +161,10 @@ def test_bad_paths(
         (("tune", "tiny.bnncc", "--untuned"), "--untuned cannot be combined with `tune`"),
         (("tune", "tiny.bnncc", *["--tuning-dir", "a"] * 2), "at most one --tuning-dir, which"),
         (("verify", "m.onnx", "tiny.bnncc", "--seed", "x"), "`x` is not a number from 0"),
+        (("compile", "tiny.bnncc", *TWICE), "--max-dim is given twice for `n`"),
+        (("compile", "tiny.bnncc", *["--input-shape", "x:1"] * 2), "--input-shape is given twice"),
+        (("compile", "tiny.bnncc", *["--in-place", "a=b"] * 2), "--in-place is given twice"),
+        (("bench", "tiny.bnncc", *["--dim", "n=2"] * 2), "--dim is given twice for `n`"),
     ],
 )  # fmt: skip
 def test_refused_before_anything_is_done(
