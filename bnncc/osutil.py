@@ -1,4 +1,4 @@
-"""What operating systems do differently: locks on files, processes of our own, private files."""
+"""What operating systems do differently: locks on files, own processes, private files, caches."""
 
 from __future__ import annotations
 
@@ -97,3 +97,15 @@ def die_with_parent() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+
+
+def cache_folder() -> Path | None:
+    """Return bnncc's folder in the user's cache, which need not exist; None if there is no home.
+
+    References
+    ----------
+    .. [1] XDG Base Directory Specification: a relative ``XDG_CACHE_HOME`` is to be ignored.
+    """
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    folder = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
+    return Path(folder, "bnncc") if os.path.isabs(folder) else None

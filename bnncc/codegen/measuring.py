@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +23,7 @@ from bnncc.codegen import memory
 from bnncc.codegen.pipeline import compiled
 from bnncc.errors import BnnccError
 from bnncc.files import write_atomic
+from bnncc.osutil import cache_folder
 from bnncc.records.database import Records
 from bnncc.records.race import Gain
 from bnncc.records.workload import Workload
@@ -62,13 +61,14 @@ class Cache:
     """Results of measurements on this CPU; empty if the file is damaged or unavailable."""
 
     def __init__(self) -> None:
-        base = os.environ.get("XDG_CACHE_HOME", "")
-        folder = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
-        self._path = Path(folder, "bnncc", f"{host.core_model()}.json")
+        folder = cache_folder()
+        self._path = None if folder is None else folder / f"{host.core_model()}.json"
         self._known = self._read()
         self._new: dict[str, Any] = {}
 
     def _read(self) -> dict[str, Any]:
+        if self._path is None:
+            return {}
         with contextlib.suppress(OSError, ValueError, RecursionError):
             content = json.loads(self._path.read_bytes())
             return content if isinstance(content, dict) else {}
@@ -84,7 +84,7 @@ class Cache:
 
     def save(self) -> None:
         """Merge new results into the file, which may have changed; ignore failures."""
-        if not self._new:
+        if not self._new or self._path is None:
             return
         content = list((self._read() | self._new).items())[-MOST_KEPT:]
         with contextlib.suppress(OSError, BnnccError):

@@ -24,6 +24,7 @@ from pathlib import Path
 from bnncc._version import __version__
 from bnncc.codegen.link import first_success
 from bnncc.errors import TargetError, UsageError
+from bnncc.osutil import cache_folder
 from bnncc.progress import phase
 from bnncc.targets import host
 from bnncc.targets.host import normal_arch
@@ -238,16 +239,52 @@ def _aside(folder: Path, place: Path) -> Iterator[None]:
         raise
 
 
+def _runtimes() -> Path:
+    """Return the folder in the user's cache that runtimes are kept in, made if it is not there.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    folder = cache_folder()
+    if folder is None:
+        raise UsageError(
+            "there is no cache folder, because this user has no home",
+            hint="set XDG_CACHE_HOME to a folder for TVM's runtime libraries",
+        )
+    with _written(folder):
+        (folder / "runtime").mkdir(parents=True, exist_ok=True)
+    return folder / "runtime"
+
+
+@contextlib.contextmanager
+def _written(cache: Path) -> Iterator[None]:
+    """Turn an error of the operating system into one line about the cache folder.
+
+    Raises
+    ------
+    UsageError
+        Instead of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"cache folder {cache}: cannot be written: {error.strerror or error}",
+            hint="set XDG_CACHE_HOME to another folder",
+        ) from error
+
+
 def _runtime(arch: str, progress: Callable[[str], None]) -> Path:
     """Return a folder with ``lib`` and ``licenses`` for `arch`, from the cache or made now."""
     versions = {name: importlib.metadata.version(name) for name in _DISTRIBUTIONS}
     label = "-".join((arch, *versions.values()))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bnncc" / "runtime"
+    cache = _runtimes()
     ready = cache / label
     if (ready / "lib" / LIBRARIES[-1]).is_file():
         return ready
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{label}.", dir=cache) as name:
+    with _written(cache), tempfile.TemporaryDirectory(prefix=f".{label}.", dir=cache) as name:
         made = Path(name, "runtime")
         for part in ("lib", "licenses"):
             (made / part).mkdir(parents=True)

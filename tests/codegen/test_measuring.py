@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -176,7 +177,7 @@ def test_a_strange_value_is_measured_again(value: object) -> None:
     assert found(known) is None
 
 
-@pytest.mark.parametrize("where", ["a file", "read-only", "relative", "nowhere"])
+@pytest.mark.parametrize("where", ["a file", "read-only", "relative", "homeless", "nowhere"])
 def test_a_cache_that_cannot_be_written_is_done_without(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,11 +191,17 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     if where == "relative":  # is no cache folder, says the specification
         monkeypatch.setenv("HOME", str(place))
         monkeypatch.chdir(tmp_path)
+    if where == "homeless":  # as in a container, for a user that it does not know
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.delenv("HOME", raising=False)
+        monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+        monkeypatch.chdir(tmp_path)
     cache = Cache()
     cache.put("a", 1)
     cache.save()
     assert cache.get("a") == 1
     assert not (tmp_path / "relative").exists()
+    assert not (tmp_path / "~").exists()
     assert list(tmp_path.rglob("*.json")) == [] or where in ("relative", "nowhere")
 
 

@@ -44,7 +44,8 @@ MAY_IMPORT = {
     ),
     "notices": "report options targets schedules records transform",
     "codegen": (
-        "_version errors files report topi_binary targets schedules ir records transform runtime"
+        "_version errors osutil files report topi_binary targets schedules ir records transform "
+        "runtime"
     ),
     "remote": "_version errors osutil progress report targets runtime codegen",
     "verification": (

@@ -87,6 +87,19 @@ def test_nothing_is_half_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not list(tmp_path.iterdir())
 
 
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(UsageError, match=r"cache folder .*/file/bnncc: cannot be written: Not"):
+        kit.make(tmp_path / "kit", resolve(BASELINE))
+    monkeypatch.setattr(kit, "cache_folder", lambda: None)
+    with pytest.raises(UsageError, match="there is no cache folder"):
+        kit.make(tmp_path / "kit", resolve(BASELINE))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_no_kit_for_32_bits(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="no kit for arm: TVM offers its runtime"):
         kit.make(tmp_path / "kit", resolve("armv7"))
