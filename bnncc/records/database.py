@@ -166,21 +166,32 @@ def read(folder: Path) -> Log:
         known = None
         try:
             known = workload_of_text(str(line[1]))
-        except (ValueError, TypeError, LookupError) as error:
-            log.damaged.append(f"{folder / WORKLOADS}:{number + 1}: {error}")
+        except (ValueError, TypeError, LookupError):
+            log.damaged.append(f"{folder / WORKLOADS}:{number + 1}: {_wrong(line, 'a kernel')}")
         log.workloads.append(known)
     for number, line in lines(folder / RECORDS):
         try:
             which, (trace, seconds, described, _) = line
             point = point_of_trace(trace)
             mean = sum(map(float, seconds)) / len(seconds)
-            workload, cpu = log.workloads[int(which)], str(described.get("model") or log.cpu)
-        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
-            log.damaged.append(f"{folder / RECORDS}:{number + 1}: {error}")
+            which, cpu = int(which), str(described.get("model") or log.cpu)
+        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError):
+            log.damaged.append(f"{folder / RECORDS}:{number + 1}: {_wrong(line, 'a measurement')}")
             continue
+        if not 0 <= which < len(log.workloads):
+            log.damaged.append(
+                f"{folder / RECORDS}:{number + 1}: {WORKLOADS} has no line {which + 1}, its kernel"
+            )
+            continue
+        workload = log.workloads[which]
         if workload is not None:
             log.records.append(Record(workload, point, mean, number, cpu))
     return log
+
+
+def _wrong(line: Any, wanted: str) -> str:
+    """Return what is wrong with a line; what Python says of it is about bnncc, not about files."""
+    return "not JSON" if line is None else f"not {wanted} that bnncc wrote"
 
 
 def shipped() -> Path:

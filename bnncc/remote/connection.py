@@ -62,6 +62,8 @@ def parse_address(text: str) -> Address:
     >>> parse_address("pi4.local:9090"), parse_address("[::1]:9090").host
     (Address(host='pi4.local', port=9090), '::1')
     """
+    if not isinstance(text, str):
+        raise UsageError(f"the address is of type {type(text).__name__}, expected HOST:PORT")
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:

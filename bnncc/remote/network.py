@@ -91,6 +91,8 @@ def check_where(
     """
     if (rpc is None) == (tracker is None):
         raise UsageError("a device needs either an address (--rpc) or a tracker (--tracker)")
+    if not isinstance(timeout, int | float):
+        raise UsageError(f"timeout is of type {type(timeout).__name__}, expected seconds")
     if timeout <= 0:
         raise UsageError(f"timeout is {timeout:g}, expected seconds above 0")
     if tracker is not None and key is None:

@@ -291,3 +291,7 @@ def test_addresses() -> None:
             parse_address(text)
     with pytest.raises(UsageError, match="timeout"):
         remote.connect("a:1", timeout=0)
+    with pytest.raises(UsageError, match="timeout is of type str, expected seconds"):
+        remote.connect("a:1", timeout="9")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="the address is of type int, expected HOST:PORT"):
+        remote.connect(9090)  # type: ignore[arg-type]

@@ -254,6 +254,15 @@ def test_stale_records_are_reported_and_skipped(tmp_path: Path) -> None:
     (warning,) = stale.report["warnings"]
     assert warning.startswith("ignored a tuning record that does not apply: ")
     assert "(and 3 more)" in warning
+    why = [line.rpartition(": not ")[2] for line in log_of(tmp_path).damaged]
+    assert why == [
+        "not a kernel that bnncc wrote",
+        "not JSON",
+        "not a measurement that bnncc wrote",
+    ]
+    path.write_text(whole[0].replace("[0,", "[77,", 1) + "\n")
+    (damaged,) = log_of(tmp_path).damaged[1:]
+    assert damaged.endswith("database_workload.json has no line 78, its kernel")
     untuned = bnncc.compile(DIGITS / "digits.onnx", untuned=True, threads=1)
     assert untuned.report["summary"]["tuned"] == 0
 
