@@ -2,6 +2,8 @@
 
 TVM reads ``TVM_NUM_THREADS`` when a thread first runs a parallel kernel; each thread that runs
 networks has a pool of that size to itself. How many of its workers are used can be lowered later.
+A process that is forked has none of the workers: the thread that it goes on with, if it has a pool,
+would wait for them without end, so it runs kernels alone. Threads that it starts have whole pools.
 """
 
 from __future__ import annotations
@@ -91,9 +93,20 @@ def use(count: int | None) -> int:
     """
     size = prepare(count)
     wanted = size if count is None else min(count, size)
+    if getattr(_used, "forked", False):
+        wanted = 1
     if getattr(_used, "count", size) != wanted:
         import tvm
 
         tvm.get_global_func("runtime.config_threadpool")(1, wanted)
     _used.count = wanted
     return wanted
+
+
+def _after_fork() -> None:
+    if hasattr(_used, "count"):
+        _used.forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

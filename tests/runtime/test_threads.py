@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from tvm import te
 
@@ -35,7 +36,7 @@ def run_alone(program: str, **variables: str) -> str:
     environment |= {"PYTHONPATH": str(ROOT), "TVM_USE_RUNTIME_LIB": "1", **variables}
     command = [sys.executable, "-c", textwrap.dedent(program)]
     return subprocess.run(
-        command, env=environment, check=True, capture_output=True, text=True
+        command, env=environment, check=True, capture_output=True, text=True, timeout=60
     ).stdout
 
 
@@ -87,6 +88,40 @@ def test_pool_cannot_grow() -> None:
             print(error)
     """
     assert run_alone(program) == "TVM already runs with 1 threads, not 2\n"
+
+
+@pytest.mark.skipif(usable_cpus() == 1, reason="needs two processors")
+def test_a_forked_process_does_not_wait_for_workers_it_lacks(tmp_path: Path) -> None:
+    images = onnx.helper.make_tensor_value_info("x", 1, [1, 32, 28, 28])
+    made = onnx.helper.make_tensor_value_info("y", 1, [1, 64, 28, 28])
+    weight = onnx.numpy_helper.from_array(np.ones((64, 32, 3, 3), np.float32), "w")
+    node = onnx.helper.make_node("Conv", ["x", "w"], ["y"], pads=[1] * 4)
+    graph = onnx.helper.make_graph([node], "g", [images], [made], [weight])
+    bnncc.compile(onnx.helper.make_model(graph), threads=2).save(tmp_path / "a.bnncc")
+    program = f"""
+        import os, threading
+        import numpy as np
+        import bnncc
+        artifact = bnncc.Artifact.load({str(tmp_path / "a.bnncc")!r})
+        x = np.ones((1, 32, 28, 28), np.float32)
+        wanted = artifact.run({{"x": x}})["y"]
+
+        def run():
+            assert (artifact.run({{"x": x}})["y"] == wanted).all()
+            print(artifact.session().use_threads(), flush=True)
+
+        run()
+        if not (child := os.fork()):
+            run()
+            other = threading.Thread(target=run)
+            other.start()
+            other.join()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        run()
+    """
+    counts = [int(line) for line in run_alone(program, TVM_NUM_THREADS="2").split()]
+    assert counts == [2, 1, 2, 2]
 
 
 def test_refused() -> None:
