@@ -134,21 +134,22 @@ def records(args: Namespace, console: Console) -> int:
     from bnncc.records.tools import described, merge, prune
 
     folder = args.folder or logs.shipped()
-    names = _names(folder if args.action != "merge" else args.sources[0], args)
-    if not names:
-        raise TuningError(f"{folder}: contains no records", hint="`bnncc tune` writes them")
+    read = args.sources if args.action == "merge" else [folder]
+    names = {source: _names(source, args) for source in read}
+    if not any(names.values()):
+        what = "records" if args.target is None else f"records for {args.target}"
+        raise TuningError(
+            f"{', '.join(map(str, read))}: contains no {what}", hint="`bnncc tune` writes them"
+        )
+    changed: dict[str, int] = {}
     if args.action == "prune":
-        changed = {name: prune(folder / name, args.keep) for name in names}
+        changed = {name: prune(folder / name, args.keep) for name in names[folder]}
     elif args.action == "merge":
         for source in args.sources:
-            if not source.is_dir():
-                raise UsageError(f"{source}: no such folder of records")
-        changed = {}
-        for source in args.sources:
-            for name in _names(source, args):
+            for name in names[source]:
                 changed[name] = changed.get(name, 0) + merge(source / name, folder / name)
     else:
-        listed = {name: described(folder / name) for name in names}
+        listed = {name: described(folder / name) for name in names[folder]}
         for lines in listed.values():
             for line in lines["stale"]:
                 console.warning(line)

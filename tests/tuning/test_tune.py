@@ -255,11 +255,7 @@ def test_stale_records_are_reported_and_skipped(tmp_path: Path) -> None:
     assert warning.startswith("ignored a tuning record that does not apply: ")
     assert "(and 3 more)" in warning
     why = [line.rpartition(": not ")[2] for line in log_of(tmp_path).damaged]
-    assert why == [
-        "not a kernel that bnncc wrote",
-        "not JSON",
-        "not a measurement that bnncc wrote",
-    ]
+    assert why == ["a kernel that bnncc wrote", "JSON", "a measurement that bnncc wrote"]
     path.write_text(whole[0].replace("[0,", "[77,", 1) + "\n")
     (damaged,) = log_of(tmp_path).damaged[1:]
     assert damaged.endswith("database_workload.json has no line 78, its kernel")
@@ -279,6 +275,15 @@ def test_records_can_be_listed_pruned_and_merged(
 
     assert json.loads(run("merge", tuned, tmp_path, "--json"))[NATIVE.family] > 0
     assert json.loads(run("merge", tuned, tmp_path, "--json"))[NATIVE.family] == 0
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert json.loads(run("merge", empty, tuned, tmp_path, "--json"))[NATIVE.family] == 0
+    for asked, said in (
+        (("merge", empty, tmp_path), f"{empty}: contains no records"),
+        (("list", tuned, "--target", "c99"), f"{tuned}: contains no records for c99"),
+    ):
+        assert cli.main(["records", *map(str, asked)]) == 1
+        assert said in capsys.readouterr().err
     listed = json.loads(run("list", tmp_path, "--json"))[NATIVE.family]
     (kernel,) = listed["kernels"]
     assert kernel["spec"] == KERNEL.spec
