@@ -284,16 +284,17 @@ def _compile(verbs: Any) -> None:
     add(
         group,
         "-o --output",
-        "file to write, `-` for standard output; default: MODEL.TARGET.bnncc in the current folder",
+        "file to write, `-` for standard output; default: MODEL.TARGET.bnncc, or .tar, in the "
+        "current folder",
         "OUT",
         path,
     )
     add(
         group,
         "--format",
-        "artifact: one file for `bnncc run` and TVM's runtime; c (CPUs only): MODEL.TARGET.tar "
-        "with kernels and C code that need no runtime; wasm: a folder for browsers and Node.js; "
-        "default: the first of these that the target supports",
+        "artifact: one file for `bnncc run` and TVM's runtime; c (CPUs only): kernels and C code "
+        "that need no runtime; wasm: for browsers and Node.js; c and wasm are MODEL.TARGET.tar, or "
+        "a folder if OUT has no suffix; default: the first of these that the target supports",
         choices=FORMATS,
     )
     limit_options(parser)
