@@ -390,12 +390,14 @@ def kernels(
 def _target(options: CompileOptions) -> TargetSpec:
     given = options.target
     target = given if isinstance(given, TargetSpec) else resolve(str(given))
-    asked = {"--first-layer": options.first_layer, "--float-type": options.float_type}
-    for option, value in asked.items():
+    for option, value, instead in (
+        ("--first-layer", options.first_layer, "--first-layer takes bfloat16 and int8"),
+        ("--float-type", options.float_type, "there is --float-precision bfloat16"),
+    ):
         if value == "float16" and target.kind != "cuda":
             raise UsageError(
                 f"{option} float16 needs a GPU target, and {target.name} is not one",
-                hint="on CPUs, --first-layer takes bfloat16 and int8",
+                hint=f"on CPUs, {instead}",
             )
     if options.in_place and target.kind == "cuda":
         raise UsageError(f"--in-place needs a CPU target, and {target.name} is not one")

@@ -159,10 +159,15 @@ def test_numbers_beyond_float16_are_refused(name: str, tensor: str) -> None:
         lowered(proto, float_type="float16")
 
 
-@pytest.mark.parametrize("option", ["float_type", "first_layer"])
-def test_only_gpus_have_it(option: str) -> None:
-    with pytest.raises(UsageError, match=r"float16 needs a GPU target, and x86-64-v3 is not one"):
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [("float_type", "--float-precision bfloat16"), ("first_layer", "--first-layer takes bfloat16")],
+)
+def test_only_gpus_have_it(option: str, instead: str) -> None:
+    said = "float16 needs a GPU target, and x86-64-v3 is not one"
+    with pytest.raises(UsageError, match=said) as caught:
         bnncc.compile(model(), target="x86-64-v3", **{option: "float16"})  # type: ignore[arg-type]
+    assert instead in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("target", ["cuda-sm75", "cuda"])
