@@ -97,6 +97,10 @@ def _check_members(manifest: dict[str, Any], raw: dict[str, bytes], path: str) -
             raise _damaged(path, f"checksum of `{name}` does not match the manifest")
 
 
+_OTHERS = ("_kernels.o", "_kernels.c", ".wasm")
+"""How the first name in a tar file of another format ends."""
+
+
 def _damaged(path: str, what: str) -> ArtifactError:
     return ArtifactError(f"{path}: not an intact bnncc artifact: {what}", hint="compile it again")
 
@@ -117,6 +121,11 @@ def _read_members(file: BinaryIO, path: str) -> dict[str, bytes]:
             what = "not a tar file" if not found else f"bad tar header ({error})"
             raise _damaged(path, what) from error
         name = info.name.removeprefix("./")
+        if not found and name.endswith(_OTHERS):
+            raise ArtifactError(
+                f"{path}: this is a network compiled to C or WebAssembly, which bnncc does not run",
+                hint="it contains a check; `bnncc compile --format artifact` makes what bnncc runs",
+            )
         if name not in MEMBERS or name in found or info.type not in (b"0", b"\0"):
             raise _damaged(path, f"unexpected member `{info.name[:80]}`")
         padded = info.size + -info.size % _BLOCK

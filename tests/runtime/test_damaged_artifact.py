@@ -178,6 +178,12 @@ def test_hostile_tars(path: Path, tmp_path: Path) -> None:
     assert not (tmp_path.parent / "lib.so").exists()
 
 
+@pytest.mark.parametrize("name", ["net_kernels.o", "net_kernels.c", "net.wasm"])
+def test_networks_in_c_are_named(name: str, path: Path) -> None:
+    write_tar(path, {name: b"code", "net.h": b""})
+    refused(path, "this is a network compiled to C or WebAssembly, which bnncc does not run")
+
+
 def test_absurd_sizes_take_no_memory(path: Path) -> None:
     info = tarfile.TarInfo("lib.so")
     info.size = 8**11 - 1
