@@ -111,14 +111,16 @@ def seed(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """Read a positive number.
+    """Read a number from 1 to 10**9.
 
     Raises
     ------
     ArgumentTypeError
         If it is something else.
     """
-    return _within(text, range(1, 10**9 + 1), "a positive number")
+    most = 10**9
+    what = "a positive number" if not text.isdigit() or not int(text) else f"at most {most:,}"
+    return _within(text, range(1, most + 1), what)
 
 
 def _within(text: str, numbers: range, what: str) -> int:

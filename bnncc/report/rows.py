@@ -120,10 +120,7 @@ def _measured(report: Mapping[str, Any], bench: Mapping[str, Any]) -> list[float
         found = {str(k["name"]): float(k["median_us"]) for k in bench["kernels"]}
         _ = float(bench["network"]["median_us"]), bench["cpu"], +bench["threads"], +bench["repeat"]
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(
-            "the bench figures are not what `bnncc bench --json` prints: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        raise UsageError("the bench figures are not what `bnncc bench --json` prints") from error
     names = [kernel["name"] for kernel in report["kernels"]]
     if set(found) != set(names):
         odd = sorted(set(found) ^ set(names))[0]

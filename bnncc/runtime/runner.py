@@ -99,8 +99,8 @@ def bench(
     Raises
     ------
     UsageError
-        If an argument is of a wrong type, `repeat` is not positive, the network has another batch,
-        or no such dimension.
+        If an argument is of a wrong type, `repeat` is not positive, the network has another batch
+        or no such dimension, or `dims` gives the batch another size.
     """
     dims = dims or {}
     named = {f"dims[{name!r}]": size for name, size in dims.items()}
@@ -108,7 +108,12 @@ def bench(
     if repeat < 1:
         raise UsageError(f"repeat is {repeat}, expected 1 or more")
     artifact = Artifact.of(artifact)
-    sizes = {**({} if batch is None else _batch_of(artifact, batch)), **_dims_of(artifact, dims)}
+    sizes = {} if batch is None else _batch_of(artifact, batch)
+    for name, size in _dims_of(artifact, dims).items():
+        if sizes.setdefault(name, size) != size:
+            raise UsageError(
+                f"--batch {batch} and --dim {name}={size}: `{name}` is the batch; give one"
+            )
     if artifact.device is None:
         prepare(threads)
     session = artifact.session(threads=threads)

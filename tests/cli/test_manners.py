@@ -223,6 +223,10 @@ def test_sizes_of_symbolic_dimensions(capsys: pytest.CaptureFixture[str], tmp_pa
         assert sum(kernel["macs"] for kernel in result["kernels"]) == macs
     err = fails(capsys, 2, "bench", made, "--dim", "tokens=3")
     assert "--dim tokens=3: no symbolic dimension is called `tokens`; the network has N, T" in err
+    err = fails(capsys, 2, "bench", made, "--dim", "N=3", "--batch", "2")
+    assert "--batch 2 and --dim N=3: `N` is the batch" in err
+    err = fails(capsys, 2, "bench", made, "--repeat", "9" * 12)
+    assert "`999999999999` is not at most 1,000,000,000" in err
     assert "`T=0` is not NAME=SIZE" in fails(capsys, 2, "bench", made, "--dim", "T=0")
     err = fails(capsys, 1, "bench", made, "--dim", "T=65")
     assert "T" in err

@@ -156,7 +156,7 @@ def test_figures_of_another_network() -> None:
         {key: value for key, value in figures(report).items() if key != "cpu"},
         {**figures(report), "threads": "one"},
     ):  # fmt: skip
-        with pytest.raises(UsageError, match="not what `bnncc bench --json` prints"):
+        with pytest.raises(UsageError, match=r"not what `bnncc bench --json` prints$"):
             html.page(report, broken)  # type: ignore[arg-type]
 
 
