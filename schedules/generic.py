@@ -53,8 +53,9 @@ TURNED = 16, 8
 """Columns and rows that are transposed in registers: a cache line of each row that is read."""
 
 SHORT = 192
-"""Longest rows that are written a tile of each at a time: of longer ones, too many lines share a set
-of the L1 cache. What is read, keys of attention, is often rows of 4 KB, with the same problem."""
+"""Longest rows that are written a tile of each at a time: of longer ones, too many lines share a
+set of the L1 cache. What is read, keys of attention, is often rows of 4 KB, with the same
+problem."""
 
 LINES = 8
 """Cache lines from which a transposed block reads at once: the associativity of the L1 cache,

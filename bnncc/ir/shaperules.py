@@ -300,9 +300,9 @@ def _resize(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str
     kind = graph.types[node.inputs[0]]
     rank = len(kind.shape)
     axes = [int(a) % rank for a in node.attrs.get("axes") or range(rank)]
-    if (sizes := resized_to(node, graph, partial)) is not None:
+    if (resized := resized_to(node, graph, partial)) is not None:
         dims = list(kind.shape)
-        for axis, size in sizes.items():
+        for axis, size in resized.items():
             dims[axis] = size
         return TensorType(tuple(dims), kind.dtype)
     given = [graph.constants.get(n) if n else None for n in node.inputs[2:4]]

@@ -100,7 +100,7 @@ def test_weights_that_no_cache_holds() -> None:
 @pytest.mark.parametrize("target", [t for t in catalog.CATALOG if not t.startswith("cuda")])
 @pytest.mark.parametrize("bits", [(2, 8), (4, 8), (8, 8), (4, 4), (2, 2)])
 def test_no_method_is_faster_without_being_larger(bits: tuple[int, int], target: str) -> None:
-    """Least of all where both are read from memory: W8A8 was counted in 64 pairs of planes there."""
+    """Also where both are read from memory: W8A8 was counted in 64 pairs of planes there."""
     spec = catalog.resolve(target)
     for layer in (DENSE, replace(DENSE, channels=4096, out_channels=4096)):
         made = chosen(layer, *bits, target)
