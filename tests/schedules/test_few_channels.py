@@ -46,6 +46,7 @@ def _specs() -> Iterator[BinaryConv2d]:
         yield replace(few, steps=(Step("affine"), Step("store", layout="NCHW"), Step("bits")))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("target", [*HERE, *EMULATED, *IN_NODE])
 def test_few_channels(target: str, threads: int) -> None:
