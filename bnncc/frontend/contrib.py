@@ -1,4 +1,4 @@
-"""Read operators of ONNX Runtime's own domain that transformers contain.
+"""Read operators of ONNX Runtime's own domain: those of transformers, and what its optimizer fuses.
 
 SimplifiedLayerNormalization(x, g)          ->  RMSNormalization(x, g)
 SkipSimplifiedLayerNormalization(x, s, g)   ->  RMSNormalization(x + s, g), and the sum
@@ -12,12 +12,16 @@ FastGelu(x, b)                              ->  Gelu(x + b), approximated by tan
 QuickGelu(x)                                ->  x * Sigmoid(alpha * x)
 MatMulIntegerToFloat(a, b, s, t, y, z, c)   ->  MatMulInteger(a, b, y, z) * (s * t) + c
 DynamicQuantizeMatMul(x, b, t, z, c)        ->  the same, of DynamicQuantizeLinear(x)
+FusedMatMul(a, b), TransposeMatMul(a, b)    ->  alpha * MatMul(Transpose(a), Transpose(b))
+FusedGemm(a, b, c)                          ->  an activation of Gemm(a, b, c)
+FusedConv(x, w, b, z)                       ->  an activation of Conv(x, w, b) + z
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 from bnncc.errors import ShapeError, UnsupportedOp
 from bnncc.frontend import block_weights, grouped_query
@@ -124,6 +128,59 @@ def _dynamic_product(write: Expression) -> str:
     return _integer_product(write, (q, scale, zero), (1, 2, 3), 4)
 
 
+_ACTIVATIONS = {
+    "Clip": 2, "Elu": 1, "HardSigmoid": 2, "LeakyRelu": 1, "Relu": 0, "Selu": 2, "Sigmoid": 0,
+    "Softplus": 0, "Softsign": 0, "Tanh": 0, "ThresholdedRelu": 1,
+}  # fmt: skip
+"""Those that are fused, and how many parameters they have."""
+
+
+def _activated(write: Expression, x: str, params: Sequence[float]) -> str:
+    op = str(write.node.attrs.get("activation", ""))
+    if not op:
+        return x
+    if op not in _ACTIVATIONS or len(params) < _ACTIVATIONS[op]:
+        found = f"`{op}` with {len(params)} parameters" if op in _ACTIVATIONS else f"`{op}`"
+        raise UnsupportedOp(f"{write.where}: its activation {found} is not supported")
+    if op == "Clip":
+        return write("Clip", x, *(write.constant(p, write.type().dtype) for p in params[:2]))
+    names = {"Selu": ("alpha", "gamma")}.get(op, ("alpha", "beta"))
+    return write(op, x, **dict(zip(names, params[: _ACTIVATIONS[op]], strict=False)))
+
+
+def _fused_conv(write: Expression) -> str:
+    attrs = {k: v for k, v in write.node.attrs.items() if not k.startswith("activation")}
+    made = write("Conv", *(name for name in map(write.input, range(3)) if name), **attrs)
+    if write.input(3):
+        made = write("Add", made, write.input(3))
+    return _activated(write, made, write.node.attrs.get("activation_params", ()))
+
+
+def _fused_gemm(write: Expression) -> str:
+    attrs = {k: v for k, v in write.node.attrs.items() if not k.startswith("activation")}
+    made = write("Gemm", *(name for name in map(write.input, range(3)) if name), **attrs)
+    given = (write.node.attrs.get(f"activation_{k}") for k in ("alpha", "beta", "gamma"))
+    return _activated(write, made, [p for p in given if p is not None])
+
+
+def _fused_matmul(write: Expression) -> str:
+    attrs = write.node.attrs
+    operands = []
+    for k, side in enumerate("AB"):
+        *batch, row, column = range(len(write.type(k).shape))
+        if batch and attrs.get(f"transBatch{side}", 0):
+            *batch, row = [*batch[1:], row, batch[0]]
+        if attrs.get(f"trans{side}", 0):
+            row, column = column, row
+        order, name = [*batch, row, column], write.input(k)
+        same = order == sorted(order)
+        operands.append(name if same else write("Transpose", name, perm=order))
+    made = write("MatMul", *operands)
+    alpha = float(attrs.get("alpha", 1.0))
+    scaled = alpha != 1
+    return write("Mul", made, write.constant(alpha, write.type().dtype)) if scaled else made
+
+
 _FILTER = -10000.0
 """What MultiHeadAttention adds to the scores of padding, unless an attribute says otherwise."""
 
@@ -208,6 +265,9 @@ OPERATORS: dict[str, Reader] = {
     "BiasGelu": _gelu,
     "DynamicQuantizeMatMul": _dynamic_product,
     "FastGelu": lambda write: _gelu(write, "tanh"),
+    "FusedConv": _fused_conv,
+    "FusedGemm": _fused_gemm,
+    "FusedMatMul": _fused_matmul,
     "Gelu": _gelu,
     "GroupQueryAttention": grouped_query.read,
     "MatMulNBits": block_weights.read,
@@ -218,4 +278,5 @@ OPERATORS: dict[str, Reader] = {
     "SkipSimplifiedLayerNormalization": lambda write: _skipped(write, "RMSNormalization", 3),
     "SkipLayerNormalization": lambda write: _skipped(write, "LayerNormalization", 4),
     "RotaryEmbedding": _rotary,
+    "TransposeMatMul": _fused_matmul,
 }

@@ -15,7 +15,7 @@ from bnncc.ir.pieces import Expression
 
 MAX_OPSET = onnx.defs.onnx_opset_version()
 _INT, _INTS = AttributeProto.INT, AttributeProto.INTS
-_FLOAT, _STRING = AttributeProto.FLOAT, AttributeProto.STRING
+_FLOAT, _FLOATS, _STRING = AttributeProto.FLOAT, AttributeProto.FLOATS, AttributeProto.STRING
 
 QONNX = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
 """Three names of one domain: the current one, the first one of Brevitas, and FINN's."""
@@ -104,10 +104,41 @@ _CHANNELS_LAST: dict[str, Schema] = {
 }
 _EPSILON = {"epsilon": (_FLOAT,)}
 _SIMPLIFIED = Schema((2,), {}, {**_EPSILON, "axis": (_INT,), "stash_type": (_INT,)}, (), 2)
+_MATMUL = Schema(
+    (2,),
+    {},
+    {
+        "alpha": (_FLOAT,),
+        **{f"{k}{side}": (_INT,) for k in ("trans", "transBatch") for side in "AB"},
+    },
+)
 _CONTRIB: dict[str, Schema] = {
     "BiasGelu": Schema((2,)),
     "DynamicQuantizeMatMul": Schema((3, 4, 5), {}, {}, (3, 4)),
     "FastGelu": Schema((1, 2)),
+    "FusedConv": Schema(
+        (2, 3, 4),
+        {},
+        {
+            **_WINDOW,
+            "group": (_INT,),
+            "auto_pad": (_STRING,),
+            "activation": (_STRING,),
+            "activation_params": (_FLOATS,),
+        },
+        (2,),
+    ),
+    "FusedGemm": Schema(
+        (2, 3),
+        {},
+        {
+            **dict.fromkeys(("transA", "transB"), (_INT,)),
+            "activation": (_STRING,),
+            **dict.fromkeys(("alpha", "beta"), (_FLOAT,)),
+            **{f"activation_{k}": (_FLOAT,) for k in ("alpha", "beta", "gamma")},
+        },
+    ),
+    "FusedMatMul": _MATMUL,
     "Gelu": Schema((1,)),
     "GroupQueryAttention": Schema(
         tuple(range(7, 18)),
@@ -150,6 +181,7 @@ _CONTRIB: dict[str, Schema] = {
             "scale": (_FLOAT,),
         },
     ),
+    "TransposeMatMul": _MATMUL,
 }
 _SCHEMAS = {
     "SimplifiedLayerNormalization": _SIMPLIFIED,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -246,3 +247,77 @@ def test_dynamically_quantized_products_are_of_few_bits() -> None:
     held = {"w": WHOLE.astype(np.int8), "t": np.float32(0.3)}
     (layer,) = passed(model(node, {"x": numbers(3, 20)}, held))[2]
     assert layer.kind == "few_bit"
+
+
+def fused(op: str, inputs: list[str], **attrs: Any) -> onnx.NodeProto:
+    return helper.make_node(op, inputs, ["y"], domain="com.microsoft", **attrs)
+
+
+@pytest.mark.parametrize("op", ["FusedMatMul", "TransposeMatMul"])
+@pytest.mark.parametrize("trans", list(itertools.product((0, 1), repeat=2)))
+@pytest.mark.parametrize("alpha", [{}, {"alpha": 0.25}])
+def test_products_of_transposed_operands(
+    op: str, trans: tuple[int, int], alpha: dict[str, float]
+) -> None:
+    for batch in ((), (3,), (2, 3)):
+        shapes = [(*batch, 4, 5), (*batch, 5, 6)]
+        one, two = (
+            numbers(*shape).swapaxes(-1, -2) if turned else numbers(*shape)
+            for shape, turned in zip(shapes, trans, strict=True)
+        )
+        node = fused(op, ["x", "z"], transA=trans[0], transB=trans[1], **alpha)
+        agrees(node, {"x": np.ascontiguousarray(one)}, z=np.ascontiguousarray(two))
+
+
+@pytest.mark.parametrize("trans", list(itertools.product((0, 1), repeat=4)))
+def test_products_of_operands_whose_batch_is_inside(trans: tuple[int, ...]) -> None:
+    trans_a, trans_b, batch_a, batch_b = trans
+    shapes = []
+    for turned, inside, (rows, columns) in ((trans_a, batch_a, (4, 5)), (trans_b, batch_b, (5, 6))):
+        outer, last = (columns, rows) if turned else (rows, columns)
+        shapes.append((outer, 2, 3, last) if inside else (2, 3, outer, last))
+    node = fused(
+        "FusedMatMul", ["x", "z"], transA=trans_a, transB=trans_b, transBatchA=batch_a,
+        transBatchB=batch_b,
+    )  # fmt: skip
+    agrees(node, {"x": numbers(*shapes[0])}, z=numbers(*shapes[1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [("Relu", []), ("Sigmoid", []), ("Tanh", []), ("LeakyRelu", [0.25]), ("Clip", [-0.5, 1.0]),
+     ("HardSigmoid", [0.5, 0.25])],
+)  # fmt: skip
+@pytest.mark.parametrize("inputs", ["x w", "x w b", "x w b z", "x w  z"])
+def test_activations_of_convolutions(name: str, params: list[float], inputs: str) -> None:
+    node = fused(
+        "FusedConv", inputs.split(" "), kernel_shape=[3, 3], pads=[1, 0, 1, 0], strides=[2, 1],
+        activation=name, **({"activation_params": params} if params else {}),
+    )  # fmt: skip
+    feeds = {"x": numbers(1, 4, 7, 6)}
+    constants = {"w": numbers(5, 4, 3, 3), "b": numbers(5), "z": numbers(1, 5, 4, 4)}
+    agrees(node, feeds, **{k: v for k, v in constants.items() if k in inputs})
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [("Relu", {}), ("Tanh", {}), ("LeakyRelu", {"activation_alpha": 0.125}),
+     ("Elu", {"activation_alpha": 0.5})],
+)  # fmt: skip
+@pytest.mark.parametrize("bias", [0, 1])
+def test_activations_of_dense_layers(name: str, params: dict[str, float], bias: int) -> None:
+    node = fused(
+        "FusedGemm", ["x", "w", *["b"] * bias], transB=1, alpha=0.5, beta=2.0, activation=name,
+        **params,
+    )  # fmt: skip
+    agrees(node, {"x": numbers(3, 8)}, w=numbers(5, 8), **({"b": numbers(5)} if bias else {}))
+
+
+def test_activations_that_are_not_supported() -> None:
+    feeds, constants = {"x": numbers(1, 4, 7, 6)}, {"w": numbers(5, 4, 3, 3)}
+    node = fused("FusedConv", ["x", "w"], activation="Mish")
+    with pytest.raises(UnsupportedOp, match="its activation `Mish` is not supported"):
+        load(model(node, feeds, constants))
+    node = fused("FusedConv", ["x", "w"], activation="LeakyRelu")
+    with pytest.raises(UnsupportedOp, match="`LeakyRelu` with 0 parameters is not supported"):
+        load(model(node, feeds, constants))
