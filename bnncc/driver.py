@@ -500,6 +500,7 @@ def _lowered(
     with trace.timed("confirm passes", "compare with the model, tensor by tensor"):
         compared = _confirm(physical, model_graph, checks, made, model)
     orders = orders_of(physical)
+    inputs = manifest.with_empty(inputs, physical, graph.positive, target)
     store_halves(physical, model_graph, target)
     if options.float_type != "float32" and compared.passes == "whole":
         refuse_overflow(physical, checks.inputs(0))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from bnncc.ir.dims import difference, product, quotient, total
+from bnncc.ir.dims import difference, product, quotient, symbols_of, total
 
 Element = Any  # int, symbol (str), or None where unknown
 
@@ -77,3 +77,14 @@ ARITHMETIC: dict[str, Callable[[Element, Element], Element]] = {
     "Sub": _subtract,
 }
 """Result of each operator for two elements."""
+
+
+def taken_as_positive(op: str, pairs: Iterable[tuple[Element, Element]]) -> set[str]:
+    """Return the symbols that an operator of `ARITHMETIC` takes to be 1 or more."""
+    found: set[str] = set()
+    for a, b in pairs:
+        if op == "Equal" and 0 in (a, b):
+            found |= symbols_of(b if a == 0 else a)
+        elif op == "Div" and isinstance(b, str):
+            found |= symbols_of(b)
+    return found

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bnncc.errors import BnnccError, ModelError, ShapeError
-from bnncc.ir.elements import ARITHMETIC, multiply_all
+from bnncc.ir.elements import ARITHMETIC, multiply_all, taken_as_positive
 from bnncc.ir.evaluate import evaluate_node
 from bnncc.ir.graph import Graph, Node, TensorType
 from bnncc.ir.infer import BROADCAST, COMPARE, ELEMENTWISE, infer
@@ -279,6 +279,8 @@ class Folder:
         function = ARITHMETIC.get(node.op)
         if function is not None and len(values) == 2:
             pairs = np.broadcast(*(v.astype(object) for v in values if v is not None))
+            graph.positive |= taken_as_positive(node.op, [*pairs])
+            pairs.reset()
             return [_objects([function(a, b) for a, b in pairs]).reshape(pairs.shape)]
         return None
 

@@ -87,6 +87,8 @@ class Graph:
     weights; for the report."""
     bounds: dict[str, int] = field(default_factory=dict)
     """User-defined maximum sizes of symbols."""
+    positive: set[str] = field(default_factory=set)
+    """Symbols of which the reader made use that they are not 0: another graph computes the rest."""
     sizes: dict[str, tuple[Dim | None, ...]] = field(default_factory=dict)
     """Elements of integer vectors that consist of dimensions; None for unknown ones."""
     forms: dict[str, Any] = field(default_factory=dict)
@@ -236,4 +238,5 @@ def copy_of(graph: Graph) -> Graph:
     return Graph(
         nodes, list(graph.inputs), list(graph.outputs), dict(graph.constants), dict(graph.types),
         graph.source, datatypes=graph.datatypes, bounds=graph.bounds, sizes=graph.sizes,
+        positive=graph.positive,
     )  # fmt: skip

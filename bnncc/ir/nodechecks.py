@@ -226,7 +226,7 @@ def _gather(node: Node, kinds: list[Any], graph: Graph, where: str) -> None:
         return
     if not isinstance(size, int):
         needed = max(-int(index.min()), int(index.max()) + 1)
-        if not at_most(needed, size, graph.bounds):
+        if not at_most(needed, size, graph):
             raise too_short(graph, needed, size, where)
     elif int(index.min()) < -size or int(index.max()) >= size:
         raise ShapeError(f"{where}: an index is outside of the axis of size {size}")

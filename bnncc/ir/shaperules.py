@@ -102,17 +102,19 @@ def vector(name: str, graph: Graph, partial: Mapping[str, Partial]) -> Partial |
     return None
 
 
-def at_most(dim: Dim | None, limit: Dim, bounds: Mapping[str, int]) -> bool:
+def at_most(dim: Dim | None, limit: Dim, graph: Graph) -> bool:
     """Whether a dimension can never exceed another, given the bounds of symbols."""
     if dim is None:
         return False
     if isinstance(dim, int):
+        if dim > evaluated(limit, lambda _: 0):
+            graph.positive |= symbols_of(limit)
         return 0 <= dim <= evaluated(limit, lambda _: 1)  # symbols are at least 1
     if difference(limit, dim) is not None:
         return True
-    if not isinstance(limit, int) or not symbols_of(dim) <= bounds.keys():
+    if not isinstance(limit, int) or not symbols_of(dim) <= graph.bounds.keys():
         return False
-    return evaluated(dim, bounds.__getitem__) <= limit
+    return evaluated(dim, graph.bounds.__getitem__) <= limit
 
 
 def _reshape(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str) -> TensorType:
@@ -271,10 +273,10 @@ def _slice(node: Node, graph: Graph, partial: Mapping[str, Partial], where: str)
             continue
         if isinstance(size, str) or isinstance(low, str) or isinstance(high, str):
             if isinstance(low, int) and low < 0 and high == size:  # the last `-low` elements
-                length: Dim | None = -low if at_most(-low, size, graph.bounds) else None
+                length: Dim | None = -low if at_most(-low, size, graph) else None
             else:
                 length = None if low is None or high is None else difference(high, low)
-            if length is not None and step == 1 and not at_most(high, size, graph.bounds):
+            if length is not None and step == 1 and not at_most(high, size, graph):
                 if isinstance(high, int):
                     known = isinstance(size, int)  # then the start is what is not known
                     raise dynamic(graph, where) if known else too_short(graph, high, size, where)

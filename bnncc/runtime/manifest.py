@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bnncc import report
@@ -13,6 +14,7 @@ from bnncc._version import __version__
 from bnncc.errors import ArtifactError, TargetError
 from bnncc.ir.datatypes import datatype
 from bnncc.ir.demands import NO_LIMITS, Limits, limits_of_inputs
+from bnncc.ir.empty import may_be_empty
 from bnncc.options import ADDED, CHOICES, CompileOptions
 from bnncc.runtime import container
 from bnncc.targets import gpus, host
@@ -46,6 +48,8 @@ class TensorInfo:
     """Of an input of integers that are indices or divisors."""
     bounds: tuple[tuple[str, int], ...] = ()
     """The greatest sizes of symbols in the shape, where there are any."""
+    may_be_empty: tuple[str, ...] = ()
+    """Symbols in the shape that may be 0; sizes are 1 or more otherwise."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> TensorInfo:
@@ -57,7 +61,8 @@ class TensorInfo:
             limits = Limits(low, high, content.get("nonzero", False))
         bounds = tuple(content.get("max_dims", {}).items())
         declared = content.get("datatype", "")
-        return cls(content["name"], shape, content["dtype"], declared, limits, bounds)
+        empty = tuple(content.get("may_be_empty", ()))
+        return cls(content["name"], shape, content["dtype"], declared, limits, bounds, empty)
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype}[{', '.join(map(str, self.shape))}]"
@@ -75,6 +80,18 @@ def infos(graph: Graph, names: Sequence[str]) -> list[TensorInfo]:
         )
         for i in names
     ]  # fmt: skip
+
+
+def with_empty(
+    inputs: Sequence[TensorInfo], physical: Graph, positive: AbstractSet[str], target: TargetSpec
+) -> list[TensorInfo]:
+    """Return descriptions of inputs that say which sizes may be 0.
+
+    On GPUs none may: a kernel has at least one thread.
+    """
+    symbols = set() if target.kind == "cuda" else may_be_empty(physical, positive)
+    held = [tuple(str(dim) for dim in info.shape if dim in symbols) for info in inputs]
+    return [replace(i, may_be_empty=empty) for i, empty in zip(inputs, held, strict=True)]
 
 
 def make(
@@ -248,6 +265,8 @@ def _info(tensor: TensorInfo) -> dict[str, Any]:
         content["nonzero"] = True
     if tensor.bounds:
         content["max_dims"] = dict(tensor.bounds)
+    if tensor.may_be_empty:
+        content["may_be_empty"] = list(tensor.may_be_empty)
     return content
 
 
@@ -353,6 +372,9 @@ class _Checker:
         bounds = tensor.get("max_dims", {})
         ok = isinstance(bounds, dict) and all(type(v) is int for v in bounds.values())
         self.require(ok, f"{where}.max_dims")
+        empty = tensor.get("may_be_empty", [])
+        ok = isinstance(empty, list) and all(isinstance(symbol, str) for symbol in empty)
+        self.require(ok, f"{where}.may_be_empty")
 
     def shape(self, dims: list[Any], where: str) -> None:
         for dim in dims:

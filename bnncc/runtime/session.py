@@ -69,7 +69,7 @@ def check_tensor(
         )
     wanted = ", ".join(map(str, info.shape))
     fits = len(shape) == len(info.shape) and all(
-        got == dim if isinstance(dim, int) else got > 0
+        got == dim if isinstance(dim, int) else got > 0 or dim in info.may_be_empty
         for got, dim in zip(shape, info.shape, strict=True)
     )
     if not fits:
@@ -192,6 +192,10 @@ class Session:
         """Return `array`, which is all of `owner`, as a tensor; in place if its memory serves."""
         import tvm_ffi
 
+        if not array.size:  # NumPy's strides of it are not those that kernels expect
+            import tvm
+
+            return tvm.runtime.empty(array.shape, info.dtype)
         if array.dtype.kind == "V":  # NumPy exchanges no bfloat16
             import tvm
 

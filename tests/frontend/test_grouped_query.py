@@ -292,6 +292,23 @@ def test_a_block_with_caches_that_grow(
     assert calls.names == ["main", "in place"] * 3 * len(batches)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("tokens", [1, "tokens"])
+def test_a_cache_that_grows_starts_empty(tokens: int | str, masked: bool) -> None:
+    whole = "past+1" if tokens == 1 else "past+tokens"
+    model = block(past="past", whole=whole, tokens=tokens, batch=1, masked=masked)
+    artifact = bnncc.compile(model, threads=1, max_dims={"past": ROOM})
+    held = {name: np.zeros((1, SHARED, 0, SIZE), np.float32) for name in PAIRS}
+    for number, new in enumerate((1, 1) if tokens == 1 else (5, 1, 2)):
+        x = numbers(1, new, HIDDEN, seed=number)
+        mask = np.ones((1, held["past_key"].shape[2] + new), np.int64)
+        feeds = {"x": x, **held, "mask": mask}
+        made, wanted = artifact.run(feeds), session(model).run(None, feeds)
+        for array, right in zip(made.values(), wanted, strict=True):
+            np.testing.assert_allclose(array, right, rtol=1e-5, atol=1e-5)
+        held = {name: made[present] for name, present in PAIRS.items()}
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_block_with_a_buffer(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes a prompt, padded for one sequence, and single tokens."""

@@ -170,6 +170,64 @@ def test_tokens_are_appended_in_place(grown: bnncc.Artifact, calls: Calls) -> No
     assert set(calls.names) == {"in place"}
 
 
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("pairs", [{}, PAIRS])
+@pytest.mark.parametrize("target", HERE)
+def test_a_cache_starts_empty(target: str, pairs: dict[str, str], tokens: int) -> None:
+    model, held = decoder(tokens=tokens), buffers()
+    made = bnncc.compile(model, target=target, threads=1, max_dims={"P": ROOM}, in_place=pairs)
+    for past in range(0, ROOM - tokens, tokens):
+        feeds, out = step(held, past, inputs(tokens, past))
+        expected = wanted(model, contiguous(feeds))
+        if pairs:
+            assert all(made.run(feeds, out=out)[name] is array for name, array in out.items())
+        else:
+            out = made.run(contiguous(feeds))
+            for name, present in PAIRS.items():
+                held[name][:, :, : past + tokens] = out[present]
+        for name, array in expected.items():
+            np.testing.assert_allclose(out[name], array, rtol=1e-5, atol=1e-6)
+        assert all(np.isnan(array[:, :, past + tokens :]).all() for array in held.values())
+
+
+def test_only_caches_may_be_empty() -> None:
+    made = bnncc.compile(decoder(tokens="T"), threads=1, max_dims={"P": ROOM, "T": ROOM})
+    feeds, _ = step(buffers(), 0, inputs())
+    assert made.run(contiguous(feeds))["y"].shape == feeds["x"].shape
+    with pytest.raises(InputError, match=r"`x` has shape \[1, 0, 64\], .* with `T` at least 1"):
+        made.run({**contiguous(feeds), "x": feeds["x"][:, :0]})
+
+
+@pytest.mark.parametrize("reader", ["Slice", "Equal", "Range", "Concat of another axis", "output"])
+def test_what_else_reads_a_cache(reader: str) -> None:
+    """Where it could not be empty in the model, or is more than copied, it may not be here."""
+    net = Net(17)
+    x, past = net.input("x", [1, 2, 8]), net.input("past", [1, "P", 8])
+    whole = net.op("Concat", past, x, axis=1)
+    ends = [net.const([n], np.int64) for n in (-3, 2**40, 1)]
+    length = net.op("Shape", past, start=1, end=2)
+    if reader == "Slice":  # the last three, of which two are new
+        net.output(net.op("Slice", whole, *ends))
+    elif reader == "Equal":
+        none = net.op("Equal", length, net.const([0], np.int64))
+        net.output(net.op("Where", none, net.op("Shape", past), net.op("Shape", whole)))
+        net.output(whole)
+    elif reader == "Range":
+        start, step = (net.const(n, np.int64) for n in (0, 1))
+        net.output(net.op("Range", start, net.op("Squeeze", length), step))
+        net.output(whole)
+    elif reader == "output":
+        net.output(net.op("Neg", past))
+        net.output(whole)
+    else:
+        net.output(net.op("Concat", past, past, axis=2))
+        net.output(whole)
+    made = bnncc.compile(net.model(), threads=1, max_dims={"P": 8})
+    feeds = {"x": np.ones((1, 2, 8), np.float32), "past": np.ones((1, 0, 8), np.float32)}
+    with pytest.raises(InputError, match="`past` .* with `P` at least 1"):
+        made.run(feeds)
+
+
 def test_in_place_and_copied_results_are_equal(grown: bnncc.Artifact) -> None:
     held = buffers()
     filled(held, 5)
