@@ -224,7 +224,7 @@ def test_what_else_reads_a_cache(reader: str) -> None:
         net.output(whole)
     made = bnncc.compile(net.model(), threads=1, max_dims={"P": 8})
     feeds = {"x": np.ones((1, 2, 8), np.float32), "past": np.ones((1, 0, 8), np.float32)}
-    with pytest.raises(InputError, match="`past` .* with `P` at least 1"):
+    with pytest.raises(InputError, match=r"`past` .* with `P` at least 1"):
         made.run(feeds)
 
 
