@@ -5,6 +5,8 @@ SkipSimplifiedLayerNormalization(x, s, g)   ->  RMSNormalization(x + s, g), and 
 SkipLayerNormalization(x, s, g, b)          ->  LayerNormalization(x + s, g, b), and the sum
 RotaryEmbedding(x, p, cos, sin)             ->  RotaryEmbedding(x, cos, sin, p) of ONNX
 MultiHeadAttention(q, k, v)                 ->  Attention(q, k, v) of ONNX
+Attention(x, w, b)                          ->  the same, of the three parts of x @ w + b
+EmbedLayerNormalization(i, s, w, p, t, ...) ->  LayerNormalization(w[i] + p + t[s])
 GroupQueryAttention(q, k, v, ...)           ->  products, masks and caches (`grouped_query`)
 MatMulNBits(x, q, s, z)                     ->  MatMul(x, (q - z) * s) (`block_weights`)
 Gelu(x), BiasGelu(x, b)                     ->  Gelu(x + b)
@@ -31,6 +33,8 @@ from bnncc.ir.pieces import Expression, Reader
 _EPSILON = 1e-5
 _ALPHA = 1.702
 """Of QuickGelu."""
+_TINY = 1e-12
+"""Epsilon of EmbedLayerNormalization."""
 _SUM = 3
 """Output of the skip operators that is the sum."""
 
@@ -182,7 +186,14 @@ def _fused_matmul(write: Expression) -> str:
 
 
 _FILTER = -10000.0
-"""What MultiHeadAttention adds to the scores of padding, unless an attribute says otherwise."""
+"""What attention adds to the scores of padding, unless an attribute says otherwise."""
+
+
+def _refuse_causal_cache(write: Expression) -> None:
+    raise UnsupportedOp(
+        f"{write.where}: `unidirectional` with a cache is not supported",
+        hint="export attention as it is, or with a mask (`attention_bias`)",
+    )
 
 
 def _attention(write: Expression) -> str:
@@ -193,17 +204,14 @@ def _attention(write: Expression) -> str:
     if write.input(8) or write.input(9) or node.outputs[3:]:
         raise UnsupportedOp(f"{write.where}: buffers of beam search, and scores, are not supported")
     if causal and any(past):
-        raise UnsupportedOp(
-            f"{write.where}: `unidirectional` with a cache is not supported",
-            hint="export attention as it is, or with a mask (`attention_bias`)",
-        )
+        _refuse_causal_cache(write)
     query, key, value = _operands(write)
     if apart := bool(write.input(1)) and len(write.type(1).shape) == 4:  # keys of another sequence
         query = write("Transpose", write.reshape(query, 0, 0, heads, -1), perm=[0, 2, 1, 3])
     given = {} if apart else {"q_num_heads": heads, "kv_num_heads": heads}
     if "scale" in node.attrs:
         given["scale"] = node.attrs["scale"]
-    operands = [query, key, value, _mask(write), *past]
+    operands = [query, key, value, _mask(write, 4), *past]
     made = write.several("Attention", operands, 3, is_causal=causal, **given)
     for k in (1, 2):
         write.give(made[k], k)
@@ -243,18 +251,70 @@ def _size(dim: Dim) -> int:
     return dim if isinstance(dim, int) else 0
 
 
-def _mask(write: Expression) -> str:
-    """Return what is added to scores, or nothing."""
-    padding, bias = write.input(4), write.input(5)
+def _packed_attention(write: Expression) -> str:
+    """Read Attention: one product for queries, keys and values, and one tensor for both caches."""
+    attrs, heads = write.node.attrs, int(write.node.attrs["num_heads"])
+    past, causal = write.input(4), int(attrs.get("unidirectional", 0))
+    if write.input(6) or attrs.get("do_rotary", 0) or attrs.get("past_present_share_buffer", 0):
+        raise UnsupportedOp(f"{write.where}: rotary embedding and shared buffers are not supported")
+    if causal and past:
+        _refuse_causal_cache(write)
+    whole = write("MatMul", write.input(0), write.input(1))
+    if write.input(2):
+        whole = write("Add", whole, write.input(2))
+    sizes = attrs.get("qkv_hidden_sizes") or [_size(write.type(1).shape[-1]) // 3] * 3
+    parts = write.several("Split", [whole, write.ints(*sizes)], 3, axis=-1)
+    caches = [write.at(past, k, 0) for k in range(2 if past else 0)]
+    operands = [*parts, _mask(write, 3), *caches]
+    given = {"scale": attrs["scale"]} if attrs.get("scale") else {}
+    made = write.several(
+        "Attention", operands, 3, is_causal=causal, q_num_heads=heads, kv_num_heads=heads, **given
+    )
+    if write.node.outputs[1:2] not in ([], [""]):
+        grown = (write.unsqueeze(name, 0) for name in made[1:])
+        write.give(write("Concat", *grown, axis=0), 1)
+    return made[0]
+
+
+def _embedded(write: Expression) -> str:
+    """Read EmbedLayerNormalization: the sum of three embeddings, normalized."""
+    ids, segments, words, places, kinds, scale, bias, kept, where = map(write.input, range(9))
+    total = write("Gather", words, ids)
+    if where:
+        total = write("Add", total, write("Gather", places, where))
+    else:
+        first, one = write.constant(0, "int64"), write.constant(1, "int64")
+        tokens = write.at(write("Shape", ids), 1, 0)
+        total = write("Add", total, write("Gather", places, write("Range", first, tokens, one)))
+    if segments:
+        total = write("Add", total, write("Gather", kinds, segments))
+    write.give(total, _SUM - 1)
+    if kept:  # how many tokens are no padding
+        counted = write("ReduceSum", kept, write.ints(1), keepdims=0)
+        write.give(write.cast(counted, "int32"), 1)
+    epsilon = float(write.node.attrs.get("epsilon", _TINY))
+    return write("LayerNormalization", total, scale, bias, axis=-1, epsilon=epsilon)
+
+
+def _mask(write: Expression, k: int) -> str:
+    """Return what is added to scores, or nothing: input `k` is of padding, the one at 5 a bias."""
+    padding, bias = write.input(k), write.input(5)
     if not padding:
         return bias
-    rank, dtype = len(write.type(4).shape), write.type().dtype
-    if rank not in (2, 3):
+    shape, dtype = write.type(k).shape, write.type().dtype
+    rank = len(shape)
+    lengths = rank == 1 and k == 3 and shape == write.type(0).shape[:1]
+    if not lengths and rank not in (2, 3):
         raise UnsupportedOp(
             f"{write.where}: a mask of {rank} axes is not supported",
             hint="give the mask one number for each key: 1, or 0 for padding",
         )
-    kept = write("Greater", padding, write.constant(0, write.type(4).dtype))
+    if lengths:
+        tokens = write.at(write("Shape", write.input(0)), 1, 0)
+        ends = write("Range", write.constant(0, "int64"), tokens, write.constant(1, "int64"))
+        rank, kept = 2, write("Less", ends, write.unsqueeze(write.cast(padding, "int64"), 1))
+    else:
+        kept = write("Greater", padding, write.constant(0, write.type(k).dtype))
     lost = write.constant(float(write.node.attrs.get("mask_filter_value", _FILTER)), dtype)
     made = write("Where", kept, write.constant(0, dtype), lost)
     made = write.unsqueeze(made, *((1, 2) if rank == 2 else (1,)))
@@ -262,8 +322,10 @@ def _mask(write: Expression) -> str:
 
 
 OPERATORS: dict[str, Reader] = {
+    "Attention": _packed_attention,
     "BiasGelu": _gelu,
     "DynamicQuantizeMatMul": _dynamic_product,
+    "EmbedLayerNormalization": _embedded,
     "FastGelu": lambda write: _gelu(write, "tanh"),
     "FusedConv": _fused_conv,
     "FusedGemm": _fused_gemm,

@@ -113,8 +113,23 @@ _MATMUL = Schema(
     },
 )
 _CONTRIB: dict[str, Schema] = {
+    "Attention": Schema(
+        tuple(range(2, 8)),
+        {"num_heads": (_INT,)},
+        {
+            **dict.fromkeys(("do_rotary", "past_present_share_buffer", "unidirectional"), (_INT,)),
+            "rotary_embedding_dim": (_INT,),
+            **dict.fromkeys(("mask_filter_value", "scale"), (_FLOAT,)),
+            "qkv_hidden_sizes": (_INTS,),
+        },
+        tuple(range(2, 7)),
+        2,
+    ),
     "BiasGelu": Schema((2,)),
     "DynamicQuantizeMatMul": Schema((3, 4, 5), {}, {}, (3, 4)),
+    "EmbedLayerNormalization": Schema(
+        (7, 8, 9), {}, {"epsilon": (_FLOAT,), "mask_index_type": (_INT,)}, (1, 4, 7), 3
+    ),
     "FastGelu": Schema((1, 2)),
     "FusedConv": Schema(
         (2, 3, 4),

@@ -29,7 +29,11 @@ def model(
         )
         for name, value in feeds.items()
     ]
-    outputs = [helper.make_tensor_value_info(name, F32, None) for name in node.output if name]
+    outputs = [
+        helper.make_tensor_value_info(name, TensorProto.INT32 if name == "mask" else F32, None)
+        for name in node.output
+        if name
+    ]
     held = [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()]
     graph = helper.make_graph([node], "contrib", inputs, outputs, held)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
@@ -212,6 +216,80 @@ def test_attention_that_is_not_supported(
     node = multi_head(inputs, ["y"], **attrs)
     with pytest.raises(UnsupportedOp, match=said):
         load(model(node, {name: given[name] for name in inputs if name}, {}))
+
+
+WIDE = {"x": numbers(2, 5, 20), "w": numbers(20, 72) / 4}
+LENGTHS = np.array([3, 5], np.int32)
+MASKS = {"one": LENGTHS, "two": (np.arange(5) < LENGTHS[:, None]).astype(np.int32)}
+PAST = {"p": numbers(2, 2, 3, 4, 8)}
+
+
+@pytest.mark.parametrize(
+    ("names", "extra", "attrs"),
+    [
+        ("x w b", {}, {}),
+        ("x w", {}, {"unidirectional": 1}),
+        ("x w b m", {"m": MASKS["one"]}, {"mask_filter_value": -3.0}),
+        ("x w b m", {"m": MASKS["two"]}, {"scale": 0.25}),
+        ("x w b m", {"m": MASKS["two"][:, None].repeat(5, 1)}, {}),
+        ("x w b '' p", PAST, {}),
+        ("x w b m '' a", {"m": MASKS["two"], "a": numbers(1, 3, 5, 5)}, {}),
+        ("x v b", {"v": numbers(20, 60) / 4}, {"qkv_hidden_sizes": [24, 24, 12]}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_packed_attention(names: str, extra: Feeds, attrs: dict[str, Any]) -> None:
+    inputs = [name.strip("'") for name in names.split()]
+    outputs = ["y", *["present"] * ("p" in inputs)]
+    node = helper.make_node(
+        "Attention", inputs, outputs, domain="com.microsoft", num_heads=3, **attrs
+    )
+    given = {**WIDE, **extra}
+    width = given[inputs[1]].shape[1]
+    held = {name: given[name] for name in inputs[1:2]} | {"b": numbers(width)}
+    feeds = {name: given[name] for name in inputs if name and name not in held}
+    agrees(node, feeds, **{name: held[name] for name in inputs if name in held})
+
+
+def test_packed_attention_that_is_not_supported() -> None:
+    def read(names: str, feeds: Feeds, **attrs: Any) -> None:
+        node = fused("Attention", names.split(), num_heads=3, **attrs)
+        load(model(node, {"x": WIDE["x"], **feeds}, {"w": WIDE["w"]}))
+
+    with pytest.raises(UnsupportedOp, match="rotary embedding and shared buffers"):
+        read("x w", {}, do_rotary=1)
+    node = fused("Attention", ["x", "w", "", "", "p"], num_heads=3, unidirectional=1)
+    with pytest.raises(UnsupportedOp, match="`unidirectional` with a cache"):
+        load(model(node, {"x": WIDE["x"], **PAST}, {"w": WIDE["w"]}))
+    node = fused("Attention", ["x", "w", "", "m"], num_heads=3)
+    with pytest.raises(UnsupportedOp, match="a mask of 1 axes"):
+        load(model(node, {"x": WIDE["x"], "m": LENGTHS.repeat(2)}, {"w": WIDE["w"]}))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [
+        ("i s w p t g b", "y mask"),
+        ("i s w p t g b m", "y mask total"),
+        ("i '' w p '' g b", "y mask"),
+        ("i '' w p '' g b '' o", "y mask"),
+    ],
+)
+def test_embeddings(inputs: str, outputs: str) -> None:
+    rng = np.random.default_rng(2)
+    tokens, kinds, places = (rng.integers(0, n, (2, 5)).astype(np.int32) for n in (11, 2, 7))
+    feeds = {"i": tokens, "s": kinds, "m": MASKS["two"], "o": places}
+    held = {"w": numbers(11, 16), "p": numbers(7, 16), "t": numbers(2, 16), "g": numbers(16)}
+    held["b"] = numbers(17)[1:]
+    names = [name.strip("'") for name in inputs.split()]
+    made = [name if name != "mask" or "m" in names else "" for name in outputs.split()]
+    node = helper.make_node(
+        "EmbedLayerNormalization", names, made, domain="com.microsoft", epsilon=1e-6
+    )
+    agrees(
+        node, {k: v for k, v in feeds.items() if k in names},
+        **{k: v for k, v in held.items() if k in names},
+    )  # fmt: skip
 
 
 WHOLE = np.random.default_rng(4).integers(-1, 2, (20, 7))
