@@ -65,6 +65,11 @@ class _Builder(relax.BlockBuilder):
         """Emit a binding."""
         return super().emit(expr, name_hint or self.hint)
 
+    def _exit_function_scope(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        if exc_type is not None:
+            self._end_block()  # TVM warns of blocks that are still open
+        super()._exit_function_scope(exc_type, exc_val, exc_tb)
+
 
 class _Lowering:
     def __init__(self, graph: Graph, checks: bool, pairs: Mapping[str, str]) -> None:
