@@ -88,7 +88,7 @@ class Graph:
     bounds: dict[str, int] = field(default_factory=dict)
     """User-defined maximum sizes of symbols."""
     positive: set[str] = field(default_factory=set)
-    """Symbols of which the reader made use that they are not 0: another graph computes the rest."""
+    """Symbols that reading the model took to be 1 or more: with 0, it might be another graph."""
     sizes: dict[str, tuple[Dim | None, ...]] = field(default_factory=dict)
     """Elements of integer vectors that consist of dimensions; None for unknown ones."""
     forms: dict[str, Any] = field(default_factory=dict)

@@ -103,7 +103,10 @@ def vector(name: str, graph: Graph, partial: Mapping[str, Partial]) -> Partial |
 
 
 def at_most(dim: Dim | None, limit: Dim, graph: Graph) -> bool:
-    """Whether a dimension can never exceed another, given the bounds of symbols."""
+    """Whether a dimension can never exceed another, given the bounds of symbols.
+
+    Adds symbols that must be 1 or more for it to `Graph.positive`.
+    """
     if dim is None:
         return False
     if isinstance(dim, int):

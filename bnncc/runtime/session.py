@@ -73,7 +73,10 @@ def check_tensor(
         for got, dim in zip(shape, info.shape, strict=True)
     )
     if not fits:
-        empty = [d for n, d in zip(shape, info.shape, strict=False) if not n and isinstance(d, str)]
+        empty = [
+            dim for got, dim in zip(shape, info.shape, strict=False)
+            if not got and isinstance(dim, str) and dim not in info.may_be_empty
+        ]  # fmt: skip
         least = f" with `{empty[0]}` at least 1" if empty else ""
         found = ", ".join(map(str, shape))
         raise InputError(f"{where} has shape [{found}], expected [{wanted}]{least}")
@@ -190,15 +193,12 @@ class Session:
 
     def _placed(self, info: TensorInfo, owner: Any, array: np.ndarray) -> Any:
         """Return `array`, which is all of `owner`, as a tensor; in place if its memory serves."""
+        import tvm
         import tvm_ffi
 
         if not array.size:  # NumPy's strides of it are not those that kernels expect
-            import tvm
-
             return tvm.runtime.empty(array.shape, info.dtype)
         if array.dtype.kind == "V":  # NumPy exchanges no bfloat16
-            import tvm
-
             return tvm.runtime.tensor(np.asarray(array, order="C"))
         whole = array.flags.c_contiguous or (info.name in self._in_place and _has_rows(array))
         if whole and array.dtype.isnative:

@@ -196,6 +196,8 @@ def test_only_caches_may_be_empty() -> None:
     assert made.run(contiguous(feeds))["y"].shape == feeds["x"].shape
     with pytest.raises(InputError, match=r"`x` has shape \[1, 0, 64\], .* with `T` at least 1"):
         made.run({**contiguous(feeds), "x": feeds["x"][:, :0]})
+    with pytest.raises(InputError, match=r"`past_k` has shape .*, expected \[1, 2, P, 16\]$"):
+        made.run({**contiguous(feeds), "past_k": np.zeros((1, 2, 0, 15), np.float32)})
 
 
 @pytest.mark.parametrize("reader", ["Slice", "Equal", "Range", "Concat of another axis", "output"])
